@@ -1,0 +1,58 @@
+//! Tegu: an LLM runtime for NVIDIA Jetson Orin boards.
+//!
+//! This page is the map. A token's way through the house:
+//!
+//! ```text
+//! file on disk ─► format ─► weights ─► model ─► backend (cpu) ─► kv + sample ─► engine ─► cli
+//! ```
+//!
+//! | room | owns | may import |
+//! |---|---|---|
+//! | [`units`], [`limits`] | unit newtypes, the error type, every `*_MAX` | nothing |
+//! | [`format`] | bytes to structs: GGUF, safetensors headers, codecs, the tile layout. Pure: no I/O, no unsafe | units, limits |
+//! | [`weights`] | files to checked tensors in the tile layout; the memory plan; `ExpertSource` | format |
+//! | [`model`] | hyperparameters, names bound once, layers as plain data | weights and below |
+//! | [`text`] | tokenizer, chat template, streaming detokenizer, stop strings | format |
+//! | [`kv`] | page ids, reference counts, block tables; owns no bytes | model and below |
+//! | [`backend`] | the `Backend` trait; KV bytes and scratch; `cpu`: the definition and its fast paths | kv and below |
+//! | [`sample`] | samplers, penalties, log-probabilities | backend and below, text |
+//! | [`engine`] | the step loop: sequences, batches; sole owner of backend and KV | sample and below, text |
+//! | [`config`], [`observe`] | settings; logging and progress | units, limits |
+//! | `app` | the only place that knows every room | all but cli |
+//! | `cli` | `tegu run logits ppl bench inspect pack synth` | all |
+//!
+//! Threads: the caller's thread drives the engine, which is the sole owner of sequences, KV and backend; the
+//! CPU backend adds its own team of workers; loading adds readers that end with the load.
+//!
+//! `tests/tidy.rs` holds the import table as data and fails on any other edge. `unsafe` lives in `weights`
+//! (mapping, aligned buffers) and `backend` (SIMD), each block with its SAFETY note.
+
+#![warn(missing_docs)]
+
+pub mod units;
+
+pub mod limits;
+
+pub mod format;
+
+pub mod weights;
+
+pub mod model;
+
+pub mod text;
+
+pub mod kv;
+
+pub mod backend;
+
+pub mod sample;
+
+pub mod engine;
+
+pub mod config;
+
+pub mod observe;
+
+pub mod app;
+
+pub mod cli;

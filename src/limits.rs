@@ -1,0 +1,35 @@
+//! Every `*_MAX`, each with its reason. A length from a file or a socket is compared with one of these (or with
+//! the file's own size) before it is used.
+
+/// Tensors in one model. DeepSeek-V3 with unfused experts has about 91,000.
+pub const TENSORS_MAX: u64 = 400_000;
+/// Metadata entries in a GGUF. Real files have under 100.
+pub const META_ENTRIES_MAX: u64 = 65_536;
+/// Elements of one GGUF metadata array. Vocabularies reach 262,144; merges about 500,000.
+pub const META_ARRAY_MAX: u64 = 4_194_304;
+/// Bytes of one metadata string (chat templates reach 20 KB; a tokenizer.json embedded whole about 20 MB).
+pub const META_STRING_MAX: u64 = 64 << 20;
+/// Bytes of a safetensors header; the reference implementation's cap is 100 MB.
+pub const SAFETENSORS_HEADER_MAX: u64 = 100_000_000;
+/// Bytes of a JSON side file (config, index, tokenizer). The largest published tokenizer.json is about 35 MB.
+pub const JSON_FILE_MAX: u64 = 128 << 20;
+/// Dimensions of one tensor, as in GGUF.
+pub const DIMS_MAX: usize = 4;
+/// Files of one split model. DeepSeek-V3 in FP8 has 163.
+pub const SHARDS_MAX: usize = 4_096;
+/// Layers. The deepest published decoder has 126.
+pub const LAYERS_MAX: usize = 1_024;
+/// Routed experts in a layer. Published models reach 512.
+pub const EXPERTS_MAX: usize = 4_096;
+/// Experts a token may pick in a layer: the router keeps its picks in a fixed array of this size.
+pub const EXPERTS_PICKED_MAX: usize = 64;
+/// Width of any matrix, in elements: bounds every product of two dimensions below 2^63.
+pub const WIDTH_MAX: usize = 1 << 28;
+/// Tokens in one vocabulary.
+pub const VOCAB_MAX: usize = 1 << 24;
+/// Positions a model may claim; the KV plan, not this, decides what fits.
+pub const CONTEXT_MAX: usize = 1 << 24;
+/// Worker threads of the CPU team.
+pub const THREADS_MAX: usize = 256;
+/// Rows of one step: bounds scratch.
+pub const STEP_ROWS_MAX: usize = 8_192;
