@@ -1,1 +1,3 @@
-fn main() {}
+//! The one integration test binary: every file under `tests/` is a module here, so that there is one link.
+
+mod tidy;
