@@ -9,10 +9,17 @@ pub const META_ENTRIES_MAX: u64 = 65_536;
 pub const META_ARRAY_MAX: u64 = 4_194_304;
 /// Bytes of one metadata string (chat templates reach 20 KB; a tokenizer.json embedded whole about 20 MB).
 pub const META_STRING_MAX: u64 = 64 << 20;
+/// Bytes of a GGUF's metadata in all. The largest real vocabularies take about 20 MB; an embedded tokenizer.json 35.
+pub const META_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of a safetensors header; the reference implementation's cap is 100 MB.
 pub const SAFETENSORS_HEADER_MAX: u64 = 100_000_000;
 /// Bytes of a JSON side file (config, index, tokenizer). The largest published tokenizer.json is about 35 MB.
 pub const JSON_FILE_MAX: u64 = 128 << 20;
+/// Bytes of a Hugging Face config.json, generation_config.json or tokenizer_config.json. The largest published ones are
+/// under 1.5 MB, and a parsed JSON value can take tens of times its text.
+pub const CONFIG_FILE_MAX: u64 = 2 << 20;
+/// Bytes of a chat template. Published ones reach 30 KB.
+pub const TEMPLATE_FILE_MAX: u64 = 1 << 20;
 /// Dimensions of one tensor, as in GGUF.
 pub const DIMS_MAX: usize = 4;
 /// Files of one split model. DeepSeek-V3 in FP8 has 163.
