@@ -1,1 +1,265 @@
-//! Room to be filled.
+//! Settings: flags over environment over file over defaults, checked once, and printable with where each came from.
+//!
+//! The file is TOML, `$XDG_CONFIG_HOME/tegu/config.toml` (or below `~/.config`), or the one that `--config` names. Every key
+//! is a row of [`keys::KEYS`]; an unknown one is refused with the nearest known name.
+
+mod keys;
+mod suggest;
+
+pub use keys::{KEYS, Key, Kind, Value};
+pub use suggest::nearest;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::units::{Error, Result};
+
+/// Where a setting came from, weakest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// Built in.
+    Default,
+    /// The settings file.
+    File,
+    /// An environment variable.
+    Environment,
+    /// A command-line flag.
+    Flag,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Origin::Default => "default",
+            Origin::File => "file",
+            Origin::Environment => "environment",
+            Origin::Flag => "flag",
+        })
+    }
+}
+
+/// The effective settings: one value a row of [`KEYS`].
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The settings file that was read, if one was there.
+    pub file: Option<PathBuf>,
+    values: Vec<(Value, Origin)>,
+}
+
+impl Config {
+    /// Reads and joins all sources.
+    ///
+    /// `named` is the file a flag names: it must exist. Without one, the default place is read if it exists. `env` looks an
+    /// environment variable up (a parameter so that tests need not change the process). `flags` are (key, text) pairs.
+    pub fn load(
+        named: Option<&Path>,
+        env: &dyn Fn(&str) -> Option<String>,
+        flags: &[(&str, String)],
+    ) -> Result<Config> {
+        let mut config = Config { file: None, values: defaults() };
+        let file = match named {
+            Some(f) => Some(f.to_owned()),
+            None => default_file(env).filter(|f| f.is_file()),
+        };
+        if let Some(file) = file {
+            config.take_file(&file)?;
+            config.file = Some(file);
+        }
+        for (i, key) in KEYS.iter().enumerate() {
+            if let Some((name, text)) = key.env.and_then(|name| Some((name, env(name)?)))
+                && !text.is_empty()
+            {
+                let value = key.kind.from_text(&text);
+                config.values[i] = (value.map_err(|e| e.of(name, "environment"))?, Origin::Environment);
+            }
+        }
+        for (name, text) in flags {
+            let i = index(name).unwrap_or_else(|| panic!("flag for {name}, which is no key"));
+            let value = KEYS[i].kind.from_text(text);
+            config.values[i] =
+                (value.map_err(|e| e.of(format!("--{}", flag_name(name)), "flag"))?, Origin::Flag);
+        }
+        Ok(config)
+    }
+
+    fn take_file(&mut self, file: &Path) -> Result<()> {
+        let text = read_small(file)?;
+        let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
+            let line = e.span().map_or(0, |s| 1 + text[..s.start.min(text.len())].matches('\n').count());
+            Error::bad(file, format!("line {line}"), "TOML", e.message())
+        })?;
+        let mut found = Vec::new();
+        flatten("", &table, &mut found);
+        for (name, value) in found {
+            let Some(i) = index(&name) else {
+                let known: Vec<&str> = KEYS.iter().map(|k| k.name).collect();
+                let hint = match nearest(&name, &known) {
+                    Some(near) => format!("a known key (did you mean {near}?)"),
+                    None => format!("one of {}", known.join(", ")),
+                };
+                return Err(Error::bad(file, &name, hint, "an unknown key"));
+            };
+            self.values[i] = (KEYS[i].kind.from_toml(&value).map_err(|e| e.of(file, &name))?, Origin::File);
+        }
+        Ok(())
+    }
+
+    /// The value of a key and where it came from.
+    ///
+    /// # Panics
+    /// If there is no such key: names are constants of the program.
+    pub fn get(&self, name: &str) -> (&Value, Origin) {
+        let i = index(name).unwrap_or_else(|| panic!("{name} is no key"));
+        (&self.values[i].0, self.values[i].1)
+    }
+
+    /// A text value; empty means unset.
+    pub fn text(&self, name: &str) -> &str {
+        match self.get(name).0 {
+            Value::Text(s) => s,
+            other => panic!("{name} is {other:?}, not text"),
+        }
+    }
+
+    /// A whole number.
+    pub fn count(&self, name: &str) -> u64 {
+        match self.get(name).0 {
+            Value::Count(n) => *n,
+            other => panic!("{name} is {other:?}, not a count"),
+        }
+    }
+
+    /// A real number.
+    pub fn real(&self, name: &str) -> f64 {
+        match self.get(name).0 {
+            Value::Real(x) => *x,
+            other => panic!("{name} is {other:?}, not a real number"),
+        }
+    }
+}
+
+/// As a settings file that would give the same settings, each line with its origin.
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.file {
+            Some(file) => writeln!(f, "# settings file: {}", file.display())?,
+            None => writeln!(f, "# settings file: none")?,
+        }
+        let mut section = "";
+        for (key, (value, origin)) in KEYS.iter().zip(&self.values) {
+            let (head, name) = key.name.rsplit_once('.').unwrap_or(("", key.name));
+            if head != section {
+                writeln!(f, "\n[{head}]")?;
+                section = head;
+            }
+            writeln!(f, "{:<24} # {origin}; {}", format!("{name} = {value}"), key.help)?;
+        }
+        Ok(())
+    }
+}
+
+fn defaults() -> Vec<(Value, Origin)> {
+    let parse =
+        |k: &Key| k.kind.from_text(k.default).unwrap_or_else(|e| panic!("default of {}: {e:?}", k.name));
+    KEYS.iter().map(|k| (parse(k), Origin::Default)).collect()
+}
+
+fn index(name: &str) -> Option<usize> {
+    KEYS.iter().position(|k| k.name == name)
+}
+
+fn flag_name(key: &str) -> String {
+    key.rsplit('.').next().unwrap_or(key).replace('_', "-")
+}
+
+fn default_file(env: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let set = |name| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let base = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+    Some(base.join("tegu").join("config.toml"))
+}
+
+fn read_small(file: &Path) -> Result<String> {
+    use std::io::Read;
+    // A settings file is a page; reading more would only serve a mistake in --config (a model, a device).
+    const FILE_BYTES_MAX: u64 = 1 << 20;
+    let opened = std::fs::File::open(file).map_err(|e| Error::io(file, "open", e))?;
+    if opened.metadata().is_ok_and(|m| m.is_dir()) {
+        return Err(Error::bad(file, "settings", "a TOML file", "a directory"));
+    }
+    let mut bytes = Vec::new();
+    opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|e| Error::io(file, "read", e))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(Error::bad(file, "settings", format!("at most {FILE_BYTES_MAX} bytes"), "more"));
+    }
+    String::from_utf8(bytes).map_err(|_| Error::bad(file, "settings", "UTF-8 text", "other bytes"))
+}
+
+/// Turns nested tables into dotted names.
+fn flatten(head: &str, table: &toml::Table, out: &mut Vec<(String, toml::Value)>) {
+    for (name, value) in table {
+        let name = if head.is_empty() { name.clone() } else { format!("{head}.{name}") };
+        match value {
+            toml::Value::Table(inner) if index(&name).is_none() => flatten(&name, inner, out),
+            _ => out.push((name, value.clone())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str, env: &[(&str, &str)], flags: &[(&str, String)]) -> Result<Config> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.toml");
+        std::fs::write(&file, text).unwrap();
+        let env: Vec<(String, String)> = env.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
+        let look = move |n: &str| env.iter().find(|(k, _)| k == n).map(|(_, v)| v.clone());
+        Config::load(Some(&file), &look, flags)
+    }
+
+    #[test]
+    fn flags_win_over_environment_over_file_over_default() {
+        let text = "threads = 2\ncontext = 100\nmodel = \"a\"\n[sample]\ntemp = 0.5\n";
+        let c = load(text, &[("TEGU_THREADS", "3"), ("TEGU_MODEL", "b")], &[("model", "c".into())]).unwrap();
+        assert_eq!((c.text("model"), c.get("model").1), ("c", Origin::Flag));
+        assert_eq!((c.count("threads"), c.get("threads").1), (3, Origin::Environment));
+        assert_eq!((c.count("context"), c.get("context").1), (100, Origin::File));
+        assert_eq!(c.real("sample.temp"), 0.5);
+        assert_eq!(c.get("sample.top_k").1, Origin::Default);
+    }
+
+    #[test]
+    fn what_is_printed_loads_to_the_same() {
+        let c = load("threads = 2\nmodel = \"x \\\"y\\\"\"\n[sample]\ntemp = 0.25\n", &[], &[]).unwrap();
+        let again = load(&c.to_string(), &[], &[]).unwrap();
+        for key in KEYS {
+            assert_eq!(c.get(key.name).0, again.get(key.name).0, "{}", key.name);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let say = |text: &str| load(text, &[], &[]).unwrap_err().to_string();
+        assert!(say("thraeds = 2").contains("did you mean threads?"), "{}", say("thraeds = 2"));
+        assert!(say("[sample]\ntemperature = 1").contains("did you mean sample.temp?"));
+        assert!(say("threads = \"two\"").contains("threads: expected a whole number"));
+        assert!(say("threads = 100000").contains("threads: expected a whole number from 0 to"));
+        assert!(say("kv = \"f8\"").contains("expected one of f16, f32, found \"f8\""));
+        assert!(say("a = 1\nb = = 2").contains("line 2"), "{}", say("a = 1\nb = = 2"));
+        assert!(say("sample.temp = -1").contains("sample.temp"));
+        let e = load("", &[("TEGU_THREADS", "many")], &[]).unwrap_err();
+        assert!(e.to_string().starts_with("TEGU_THREADS: environment: expected"), "{e}");
+    }
+
+    #[test]
+    fn a_named_file_must_exist_and_be_a_file() {
+        let none = |_: &str| None;
+        assert!(Config::load(Some(Path::new("no/such.toml")), &none, &[]).is_err());
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Config::load(Some(dir.path()), &none, &[]).is_err());
+        let home = dir.path().to_str().unwrap().to_owned();
+        let c = Config::load(None, &move |n| (n == "HOME").then(|| home.clone()), &[]).unwrap();
+        assert_eq!(c.file, None);
+    }
+}
