@@ -159,7 +159,12 @@ fn check_index(folder: &Path, index: &Index, tensors: &[Tensor], paths: &[PathBu
         if found.get(name.as_str()) != Some(shard) {
             let file = paths[*shard].file_name().unwrap_or_default().to_string_lossy();
             let field = format!("weight_map: {name}");
-            return Err(Error::bad(folder.join(INDEX), field, format_args!("a tensor in {file}"), "none there"));
+            return Err(Error::bad(
+                folder.join(INDEX),
+                field,
+                format_args!("a tensor in {file}"),
+                "none there",
+            ));
         }
     }
     Ok(())

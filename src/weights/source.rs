@@ -102,7 +102,12 @@ impl Source {
         for (i, t) in tensors.iter().enumerate() {
             if by_name.insert(t.name.clone(), i).is_some() {
                 let file = files[t.file].path();
-                return Err(Error::bad(file, format_args!("tensor {}", t.name), "a name once", "it in two files"));
+                return Err(Error::bad(
+                    file,
+                    format_args!("tensor {}", t.name),
+                    "a name once",
+                    "it in two files",
+                ));
             }
         }
         if tensors.is_empty() {
@@ -152,7 +157,7 @@ impl Source {
     /// All elements of tensor `t` as f32, row-major. For small tensors: norms, biases, scales.
     pub fn read_f32(&self, t: usize) -> Result<Vec<f32>> {
         let mut reader = Reader::new(64 << 10);
-        let mut rows = self.rows(t)?;
+        let rows = self.rows(t)?;
         let n = self.tensors[t].rows();
         let mut out = vec![0.0; n * self.tensors[t].cols()];
         rows.f32(&mut reader, 0, n, &mut out)?;
@@ -199,7 +204,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Rows `first..first + n` as f32 into `out (n, cols)`, FP8 scales applied.
-    pub fn f32(&mut self, reader: &mut Reader, first: usize, n: usize, out: &mut [f32]) -> Result<()> {
+    pub fn f32(&self, reader: &mut Reader, first: usize, n: usize, out: &mut [f32]) -> Result<()> {
         /// Bytes read at a time, so that a large tensor needs no second copy of itself.
         const CHUNK_BYTES: usize = 4 << 20;
         let t = self.tensor();
@@ -237,11 +242,8 @@ fn open_folder(path: &Path) -> Result<Source> {
     }
     match open_gguf::find_in_folder(path)? {
         Some(first) => open_gguf::open(path, &first),
-        None => Err(Error::bad(
-            path,
-            "folder",
-            "config.json with *.safetensors, or one GGUF model",
-            "neither",
-        )),
+        None => {
+            Err(Error::bad(path, "folder", "config.json with *.safetensors, or one GGUF model", "neither"))
+        }
     }
 }
