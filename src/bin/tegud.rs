@@ -1,5 +1,1 @@
-//! The daemon's binary. Everything is in the library: see [`tegu::cli::daemon`].
-
-fn main() -> std::process::ExitCode {
-    tegu::cli::daemon::main()
-}
+fn main() {}

@@ -1,1 +1,33 @@
-//! Room to be filled.
+//! Text to token ids and back.
+//!
+//! ```text
+//! chat messages ─ template ─► text ─ Tokenizer::encode ─► ids ─► … ─► ids ─ Detokenizer ─► text ─ StopStrings ─► reader
+//! ```
+//!
+//! - [`Tokenizer`]: from a Hugging Face `tokenizer.json` ([`hf`]) or from GGUF metadata ([`gguf`]). Both become the same
+//!   four steps: split out added tokens, normalize, pre-tokenize, then byte-pair merges by rank ([`tokenizers`' BPE])
+//!   or by score ([`spm`], what SentencePiece calls BPE).
+//! - [`Detokenizer`]: ids to text as they come; never half a character.
+//! - [`StopStrings`]: holds back text that may yet turn out to be a stop string.
+//!
+//! The room reads side files of a Hugging Face folder itself ([`files`]): they are small and only text needs them.
+//!
+//! [`tokenizers`' BPE]: https://docs.rs/tokenizers
+
+pub mod files;
+pub mod gguf;
+pub mod hf;
+mod pieces;
+pub mod pretok;
+#[cfg(test)]
+mod reference_tests;
+mod spm;
+pub mod stop;
+pub mod stream;
+mod tokenizer;
+
+pub use gguf::GgufVocab;
+pub use pieces::TokenKind;
+pub use stop::{StopHit, StopStrings};
+pub use stream::Detokenizer;
+pub use tokenizer::{SpecialIds, Tokenizer};
