@@ -2,14 +2,20 @@
 
 use crate::format::Codec;
 use crate::format::layout::{self, Planes};
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use crate::units::{Bytes, Error, Result};
+use rustix::mm::{self, MapFlags, ProtFlags};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Deref;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Segments start on this boundary: a huge page, so that `madvise` can back them with huge pages.
 pub const SEGMENT_ALIGN: usize = 2 << 20;
+/// Smaller allocations start on this one: a page, which is what direct reads into them need.
+const SMALL_ALIGN: usize = 4096;
 
 /// One zeroed, aligned allocation that holds the bytes of several matrices.
+#[derive(Debug)]
 pub struct Segment {
     ptr: *mut u8,
     len: usize,
@@ -21,22 +27,23 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Allocates `len` zeroed bytes. Pages are committed as they are first written.
-    pub fn zeroed(len: usize) -> Segment {
-        let layout = Self::layout(len);
-        // SAFETY: the layout's size is not zero (`layout` rounds up to one cache line at least).
-        let ptr = unsafe { alloc_zeroed(layout) };
-        if ptr.is_null() {
-            handle_alloc_error(layout);
-        }
-        Segment { ptr, len }
+    /// Allocates `len` zeroed bytes, or says that the system will not give them. Pages are committed as they are first
+    /// written.
+    pub fn try_zeroed(len: usize) -> Result<Segment> {
+        // Small ones (tests, buffers) need no huge-page boundary; large ones are mapped, because the standard
+        // allocator would write zeros over pages that the system hands out zeroed already.
+        let ptr = if len < SEGMENT_ALIGN { allocate_small(len) } else { map_large(len) };
+        let no_memory = || Error::Limit {
+            what: "memory for weights".to_owned(),
+            needs: Bytes(len as u64).to_string(),
+            has: "less".to_owned(),
+        };
+        Ok(Segment { ptr: ptr.ok_or_else(no_memory)?, len })
     }
 
-    fn layout(len: usize) -> Layout {
-        // Small matrices (tests, norms) need no huge-page boundary.
-        let align = if len >= SEGMENT_ALIGN { SEGMENT_ALIGN } else { layout::PLANE_ALIGN };
-        Layout::from_size_align(len.max(layout::PLANE_ALIGN), align)
-            .expect("segment sizes are checked when planned")
+    /// Like [`Segment::try_zeroed`], for buffers so small that running out is the end anyway.
+    pub fn zeroed(len: usize) -> Segment {
+        Segment::try_zeroed(len).expect("memory for a small buffer")
     }
 
     /// The bytes, to be filled.
@@ -52,10 +59,54 @@ impl Segment {
     }
 }
 
+fn small_layout(len: usize) -> Layout {
+    Layout::from_size_align(len.max(layout::PLANE_ALIGN), SMALL_ALIGN).expect("under the huge page size")
+}
+
+fn allocate_small(len: usize) -> Option<*mut u8> {
+    // SAFETY: the layout's size is not zero.
+    let ptr = unsafe { alloc_zeroed(small_layout(len)) };
+    (!ptr.is_null()).then_some(ptr)
+}
+
+/// Bytes mapped for a large segment: whole huge pages.
+fn mapped_bytes(len: usize) -> usize {
+    len.next_multiple_of(SEGMENT_ALIGN)
+}
+
+/// Maps anonymous memory on a huge-page boundary, by mapping one huge page too many and giving the edges back.
+fn map_large(len: usize) -> Option<*mut u8> {
+    let keep = len.checked_next_multiple_of(SEGMENT_ALIGN)?;
+    let all = keep.checked_add(SEGMENT_ALIGN)?;
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new private mapping at an address of the system's choice touches no memory in use.
+    let base = unsafe { mm::mmap_anonymous(null_mut(), all, prot, MapFlags::PRIVATE) }.ok()? as *mut u8;
+    let skip = base.align_offset(SEGMENT_ALIGN);
+    let tail = all - skip - keep;
+    // SAFETY: both edges and the part kept lie inside the mapping made above; nothing points into the edges.
+    unsafe {
+        let start = base.add(skip);
+        if skip > 0 {
+            mm::munmap(base.cast(), skip).ok()?;
+        }
+        if tail > 0 {
+            mm::munmap(start.add(keep).cast(), tail).ok()?;
+        }
+        // Only a hint: without huge pages weights are merely slower to walk.
+        let _ = mm::madvise(start.cast(), keep, mm::Advice::LinuxHugepage);
+        Some(start)
+    }
+}
+
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this same layout.
-        unsafe { dealloc(self.ptr, Self::layout(self.len)) }
+        if self.len < SEGMENT_ALIGN {
+            // SAFETY: allocated in `allocate_small` with this same layout.
+            unsafe { dealloc(self.ptr, small_layout(self.len)) }
+        } else {
+            // SAFETY: this is exactly what `map_large` kept of its mapping, and no borrow outlives self.
+            let _ = unsafe { mm::munmap(self.ptr.cast(), mapped_bytes(self.len)) };
+        }
     }
 }
 

@@ -2,7 +2,18 @@
 //! that the model asks for into the tile layout ([`crate::format::layout`]), in parallel, by direct reads.
 
 pub mod expert;
+mod file;
+pub mod load;
 pub mod matrix;
+mod open_gguf;
+mod open_hf;
+pub mod source;
 
 pub use expert::{Expert, ExpertSource, ResidentExperts};
+pub use file::Reader;
+pub use load::{MatrixJob, RowSpan, load, resident_bytes};
 pub use matrix::{Matrix, Segment, WeightBytes};
+pub use source::{HfMeta, Meta, Rows, Source, Tensor};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! What an instruction set must offer: registers of `W` lanes, [`SUBS`](Simd::SUBS) of which make the 16 lanes that the
+//! kernels think in. A kernel is written once over this trait; its entry points are compiled once an instruction set,
+//! with that set's features enabled, and everything here is inlined into them.
+
+/// Lanes that the kernels think in: rows of a tile, partial sums of a reduction.
+pub const LANES: usize = 16;
+
+/// An instruction set's registers and operations.
+///
+/// # Safety
+/// Every method needs the instruction set to be available, and pointers valid for what it reads or writes.
+#[allow(missing_docs)] // names of arithmetic
+pub trait Simd: Copy {
+    /// 32-bit lanes of a register.
+    const W: usize;
+    /// Registers that hold 16 lanes.
+    const SUBS: usize = LANES / Self::W;
+    /// `W` f32.
+    type F: Copy;
+    /// `W` i32.
+    type I: Copy;
+
+    unsafe fn splat(v: f32) -> Self::F;
+    unsafe fn load(p: *const f32) -> Self::F;
+    /// The first `n < W` lanes from memory, the others 0.
+    unsafe fn load_part(p: *const f32, n: usize) -> Self::F;
+    unsafe fn store(p: *mut f32, v: Self::F);
+    /// Writes the first `n < W` lanes.
+    unsafe fn store_part(p: *mut f32, v: Self::F, n: usize);
+    /// IEEE half, exact.
+    unsafe fn load_f16(p: *const u16) -> Self::F;
+    /// The first `n < W` halves, the others 0.
+    unsafe fn load_f16_part(p: *const u16, n: usize) -> Self::F;
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
+    /// `a*b + c`, rounded once.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a > b ? a : b`: the second if either is NaN or both are zeros.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// `a < b ? a : b`: the second if either is NaN or both are zeros.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// Adds 16 lanes as a tree: lanes 8 apart, then 4, 2, 1.
+    unsafe fn sum16(v: &[Self::F; 4]) -> f32;
+
+    unsafe fn splat_i(v: i32) -> Self::I;
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Arithmetic shift right by one.
+    unsafe fn half_i(a: Self::I) -> Self::I;
+    /// Shift left by 23: an integer to an exponent field.
+    unsafe fn to_exponent(a: Self::I) -> Self::I;
+    unsafe fn bits(a: Self::F) -> Self::I;
+    unsafe fn from_bits(a: Self::I) -> Self::F;
+}
+
+/// Plain Rust: 16 lanes as an array.
+#[derive(Clone, Copy)]
+pub struct Scalar;
+
+/// An array made lane by lane.
+fn lanes<T>(f: impl FnMut(usize) -> T) -> [T; LANES] {
+    std::array::from_fn(f)
+}
+
+// SAFETY of every block below: the trait's contract covers the pointers.
+impl Simd for Scalar {
+    const W: usize = LANES;
+    type F = [f32; LANES];
+    type I = [i32; LANES];
+
+    unsafe fn splat(v: f32) -> Self::F {
+        [v; LANES]
+    }
+    unsafe fn load(p: *const f32) -> Self::F {
+        // SAFETY: see above.
+        lanes(|i| unsafe { *p.add(i) })
+    }
+    unsafe fn load_part(p: *const f32, n: usize) -> Self::F {
+        // SAFETY: see above.
+        lanes(|i| if i < n { unsafe { *p.add(i) } } else { 0.0 })
+    }
+    unsafe fn store(p: *mut f32, v: Self::F) {
+        // SAFETY: see above.
+        (0..LANES).for_each(|i| unsafe { *p.add(i) = v[i] });
+    }
+    unsafe fn store_part(p: *mut f32, v: Self::F, n: usize) {
+        // SAFETY: see above.
+        (0..n).for_each(|i| unsafe { *p.add(i) = v[i] });
+    }
+    unsafe fn load_f16(p: *const u16) -> Self::F {
+        // SAFETY: see above.
+        lanes(|i| half::f16::from_bits(unsafe { *p.add(i) }).to_f32())
+    }
+    unsafe fn load_f16_part(p: *const u16, n: usize) -> Self::F {
+        // SAFETY: see above.
+        lanes(|i| if i < n { half::f16::from_bits(unsafe { *p.add(i) }).to_f32() } else { 0.0 })
+    }
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        lanes(|i| a[i] + b[i])
+    }
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        lanes(|i| a[i] - b[i])
+    }
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
+        lanes(|i| a[i] * b[i])
+    }
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F {
+        lanes(|i| a[i] / b[i])
+    }
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F {
+        lanes(|i| a[i].mul_add(b[i], c[i]))
+    }
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        lanes(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F {
+        lanes(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    unsafe fn sum16(v: &[Self::F; 4]) -> f32 {
+        let mut v = v[0];
+        for apart in [8, 4, 2, 1] {
+            for i in 0..apart {
+                v[i] += v[i + apart];
+            }
+        }
+        v[0]
+    }
+    unsafe fn splat_i(v: i32) -> Self::I {
+        [v; LANES]
+    }
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I {
+        lanes(|i| a[i].wrapping_add(b[i]))
+    }
+    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I {
+        lanes(|i| a[i].wrapping_sub(b[i]))
+    }
+    unsafe fn half_i(a: Self::I) -> Self::I {
+        lanes(|i| a[i] >> 1)
+    }
+    unsafe fn to_exponent(a: Self::I) -> Self::I {
+        lanes(|i| a[i] << 23)
+    }
+    unsafe fn bits(a: Self::F) -> Self::I {
+        lanes(|i| a[i].to_bits() as i32)
+    }
+    unsafe fn from_bits(a: Self::I) -> Self::F {
+        lanes(|i| f32::from_bits(a[i] as u32))
+    }
+}

@@ -1,0 +1,288 @@
+//! Kernels over vectors: norms, SiLU, exp and softmax's pieces, adds, and the quantization of activations. Cheap beside
+//! the products; written for equal bits first. About 20 operations for an exp of W lanes, 1-3 for the rest.
+
+use super::simd::{LANES, Simd};
+use crate::format::layout::GROUP;
+
+/// A group of 32 quantized activations: everything that a product needs, on one cache line, so that a kernel needs one
+/// pointer a row.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[repr(C, align(64))]
+pub struct Q8Group {
+    /// Codes, in the order of the columns.
+    pub codes: [i8; GROUP],
+    /// `dx`: the value of code 1.
+    pub d: f32,
+    /// Minus the sum of all codes: times a weight codec's offset it takes that offset off.
+    pub neg_sum: i32,
+    /// The same for columns 0..16 and 16..32.
+    pub neg_half: [i32; 2],
+    /// `d` times the sum of all codes: what a weight codec's min is multiplied by.
+    pub sum_d: f32,
+    /// The same for columns 0..16 and 16..32.
+    pub half_d: [f32; 2],
+    /// Fills the cache line.
+    pub pad: u32,
+}
+
+/// Groups whose largest magnitude is below this (2^-100) become zero: `127 / amax` must stay finite.
+const AMAX_TINY: f32 = f32::from_bits((127 - 100) << 23);
+const CODE_MAX: f32 = 127.0;
+
+/// Calls `f(offset, lanes)` for every register's worth of `0..n`; `lanes` is `W` except in the last.
+#[inline(always)]
+fn steps<S: Simd>(n: usize, mut f: impl FnMut(usize, usize)) {
+    let mut i = 0;
+    while i < n {
+        f(i, S::W.min(n - i));
+        i += S::W;
+    }
+}
+
+/// Loads `lanes <= W` values, the missing ones 0.
+///
+/// # Safety
+/// `p` is valid for `lanes` reads and the instruction set is available.
+#[inline(always)]
+pub unsafe fn load<S: Simd>(p: *const f32, lanes: usize) -> S::F {
+    // SAFETY: by the contract.
+    unsafe { if lanes == S::W { S::load(p) } else { S::load_part(p, lanes) } }
+}
+
+/// Stores `lanes <= W` values.
+///
+/// # Safety
+/// `p` is valid for `lanes` writes and the instruction set is available.
+#[inline(always)]
+pub unsafe fn store<S: Simd>(p: *mut f32, v: S::F, lanes: usize) {
+    // SAFETY: by the contract.
+    unsafe { if lanes == S::W { S::store(p, v) } else { S::store_part(p, v, lanes) } }
+}
+
+/// `e^x` within 2 ulp; 0 below about -103.97, infinity above about 88.72, NaN for NaN.
+///
+/// `x = n ln 2 + r` with ln 2 in two parts, a polynomial of degree 7 for `e^r`, and two multiplications by powers of two
+/// so that subnormal results round once.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
+    /// 1.5 * 2^23: adding it leaves the rounded integer in the low bits.
+    const MAGIC: f32 = 12_582_912.0;
+    const LN2_HI: f32 = 0.693_359_4;
+    const LN2_LO: f32 = -2.121_944_4e-4;
+    const COEFFICIENTS: [f32; 6] =
+        [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+    // SAFETY: by the contract.
+    unsafe {
+        // The clamps keep n in range; x is the second operand so that NaN comes through.
+        let x = S::max(S::splat(-105.0), S::min(S::splat(89.0), x));
+        let magic = S::splat(MAGIC);
+        let shifted = S::fma(x, S::splat(std::f32::consts::LOG2_E), magic);
+        let n = S::sub(shifted, magic);
+        let r = S::fma(n, S::splat(-LN2_HI), x);
+        let r = S::fma(n, S::splat(-LN2_LO), r);
+        let mut p = S::splat(COEFFICIENTS[0]);
+        for c in &COEFFICIENTS[1..] {
+            p = S::fma(p, r, S::splat(*c));
+        }
+        let p = S::add(S::fma(p, S::mul(r, r), r), S::splat(1.0));
+        let n = S::sub_i(S::bits(shifted), S::bits(magic));
+        let (n1, bias) = (S::half_i(n), S::splat_i(127));
+        let n2 = S::sub_i(n, n1);
+        let p = S::mul(p, S::from_bits(S::to_exponent(S::add_i(n1, bias))));
+        S::mul(p, S::from_bits(S::to_exponent(S::add_i(n2, bias))))
+    }
+}
+
+/// `1 / (1 + e^-x)`.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+unsafe fn sigmoid_lanes<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: by the contract.
+    unsafe {
+        let one = S::splat(1.0);
+        S::div(one, S::add(one, exp::<S>(S::sub(S::splat(-0.0), x))))
+    }
+}
+
+/// `x[i] = 1 / (1 + e^-x[i])`.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+pub unsafe fn sigmoid<S: Simd>(x: &mut [f32]) {
+    let p = x.as_mut_ptr();
+    // SAFETY: the steps stay inside x.
+    steps::<S>(x.len(), |i, n| unsafe {
+        store::<S>(p.add(i), sigmoid_lanes::<S>(load::<S>(p.add(i), n)), n);
+    });
+}
+
+/// `out[i] = gate[i] * sigmoid(gate[i]) * up[i]`.
+///
+/// # Safety
+/// Equal lengths; the instruction set is available.
+#[inline(always)]
+pub unsafe fn silu_mul<S: Simd>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let (g, u, o) = (gate.as_ptr(), up.as_ptr(), out.as_mut_ptr());
+    // SAFETY: the steps stay inside the three slices.
+    steps::<S>(out.len(), |i, n| unsafe {
+        let x = load::<S>(g.add(i), n);
+        let y = S::mul(S::mul(x, sigmoid_lanes::<S>(x)), load::<S>(u.add(i), n));
+        store::<S>(o.add(i), y, n);
+    });
+}
+
+/// `y[i] = fma(a, x[i], y[i])`.
+///
+/// # Safety
+/// Equal lengths; the instruction set is available.
+#[inline(always)]
+pub unsafe fn axpy<S: Simd>(a: f32, x: &[f32], y: &mut [f32]) {
+    let (x, p) = (x.as_ptr(), y.as_mut_ptr());
+    // SAFETY: the steps stay inside both slices.
+    steps::<S>(y.len(), |i, n| unsafe {
+        let v = S::fma(S::splat(a), load::<S>(x.add(i), n), load::<S>(p.add(i), n));
+        store::<S>(p.add(i), v, n);
+    });
+}
+
+/// `x[i] *= a`.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+pub unsafe fn scale<S: Simd>(a: f32, x: &mut [f32]) {
+    let p = x.as_mut_ptr();
+    // SAFETY: the steps stay inside x.
+    steps::<S>(x.len(), |i, n| unsafe {
+        store::<S>(p.add(i), S::mul(S::splat(a), load::<S>(p.add(i), n)), n);
+    });
+}
+
+/// `y[i] += x[i]`.
+///
+/// # Safety
+/// Equal lengths; the instruction set is available.
+#[inline(always)]
+pub unsafe fn add<S: Simd>(x: &[f32], y: &mut [f32]) {
+    let (x, p) = (x.as_ptr(), y.as_mut_ptr());
+    // SAFETY: the steps stay inside both slices.
+    steps::<S>(y.len(), |i, n| unsafe {
+        store::<S>(p.add(i), S::add(load::<S>(p.add(i), n), load::<S>(x.add(i), n)), n);
+    });
+}
+
+/// `out[i] = (x[i] / sqrt(mean(x^2) + eps)) * weight[i]`, the division as a product with the reciprocal.
+///
+/// # Safety
+/// Equal lengths; the instruction set is available.
+#[inline(always)]
+pub unsafe fn rms_norm<S: Simd>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let (xp, w, o) = (x.as_ptr(), weight.as_ptr(), out.as_mut_ptr());
+    // SAFETY: the steps stay inside the three slices.
+    unsafe {
+        let mut sums = [S::splat(0.0); 4];
+        steps::<S>(x.len(), |i, n| {
+            let v = load::<S>(xp.add(i), n);
+            let sum = &mut sums[i / S::W % S::SUBS];
+            *sum = S::fma(v, v, *sum);
+        });
+        let inverse = S::splat(1.0 / (S::sum16(&sums) / x.len() as f32 + eps).sqrt());
+        steps::<S>(x.len(), |i, n| {
+            let v = S::mul(S::mul(load::<S>(xp.add(i), n), inverse), load::<S>(w.add(i), n));
+            store::<S>(o.add(i), v, n);
+        });
+    }
+}
+
+/// The largest of `x`; -infinity for none.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+pub unsafe fn max<S: Simd>(x: &[f32]) -> f32 {
+    let whole = x.len() / S::W * S::W;
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    // SAFETY: whole registers inside x; LANES >= W.
+    unsafe {
+        let mut v = S::load(lanes.as_ptr());
+        for i in (0..whole).step_by(S::W) {
+            v = S::max(S::load(x.as_ptr().add(i)), v);
+        }
+        S::store(lanes.as_mut_ptr(), v);
+    }
+    lanes.iter().chain(&x[whole..]).fold(f32::NEG_INFINITY, |m, &v| if v > m { v } else { m })
+}
+
+/// `x[i] = e^(x[i] - max)`; returns their sum.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+pub unsafe fn exp_sum<S: Simd>(x: &mut [f32], max: f32) -> f32 {
+    let p = x.as_mut_ptr();
+    // SAFETY: the steps stay inside x; a missing lane is stored to no memory and adds nothing because it is read
+    // back as 0.
+    unsafe {
+        let mut sums = [S::splat(0.0); 4];
+        steps::<S>(x.len(), |i, n| {
+            let v = exp::<S>(S::sub(load::<S>(p.add(i), n), S::splat(max)));
+            store::<S>(p.add(i), v, n);
+            let sum = &mut sums[i / S::W % S::SUBS];
+            *sum = S::add(*sum, load::<S>(p.add(i), n));
+        });
+        S::sum16(&sums)
+    }
+}
+
+/// Quantizes one row of whole groups.
+///
+/// # Safety
+/// `x.len() == 32 * out.len()`; the instruction set is available.
+#[inline(always)]
+pub unsafe fn quantize<S: Simd>(x: &[f32], out: &mut [Q8Group]) {
+    for (x, out) in x.chunks_exact(GROUP).zip(out) {
+        // SAFETY: x is one whole group.
+        unsafe { quantize_group::<S>(x.as_ptr(), out) };
+    }
+}
+
+/// # Safety
+/// `x` is valid for 32 reads; the instruction set is available.
+#[inline(always)]
+unsafe fn quantize_group<S: Simd>(x: *const f32, out: &mut Q8Group) {
+    *out = Q8Group::default();
+    // The largest magnitude by its bits: a NaN is then larger than everything and cannot hide.
+    // SAFETY: 32 readable values.
+    let bits_max = (0..GROUP).fold(0, |m, k| m.max(unsafe { *x.add(k) }.to_bits() & 0x7fff_ffff));
+    let amax = f32::from_bits(bits_max);
+    if !amax.is_finite() {
+        (out.d, out.sum_d, out.half_d) = (f32::NAN, f32::NAN, [f32::NAN; 2]);
+        return;
+    }
+    if amax < AMAX_TINY {
+        return;
+    }
+    let to_code = CODE_MAX / amax;
+    /// 1.5 * 2^23, as in `exp`: adding it rounds half to even, and the low byte is then the code.
+    const MAGIC: f32 = 12_582_912.0;
+    // SAFETY: 32 readable values.
+    unsafe {
+        for k in 0..GROUP {
+            // |x * to_code| <= 127.00002, which rounds to 127.
+            out.codes[k] = ((*x.add(k) * to_code + MAGIC).to_bits() & 0xff) as u8 as i8;
+        }
+    }
+    let sum = |codes: &[i8]| codes.iter().map(|&c| i32::from(c)).sum::<i32>();
+    let halves = [sum(&out.codes[..GROUP / 2]), sum(&out.codes[GROUP / 2..])];
+    out.d = amax / CODE_MAX;
+    out.neg_half = halves.map(|s| -s);
+    out.neg_sum = -(halves[0] + halves[1]);
+    out.half_d = halves.map(|s| out.d * s as f32);
+    out.sum_d = out.d * (halves[0] + halves[1]) as f32;
+}

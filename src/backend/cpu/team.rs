@@ -1,0 +1,312 @@
+//! The team: persistent worker threads that run one closure together. Orin's robot programs need the other cores, so the
+//! count is given, workers spin only for a bounded time after a job, and then sleep.
+//!
+//! A [`Team::run`] hands over a pointer, bumps an epoch that spinning workers watch, takes part as worker 0, and waits
+//! until all are done: 1-2 µs when the workers still spin. Locks are taken only to sleep and to wake sleepers.
+
+use crate::limits::THREADS_MAX;
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::hint::spin_loop;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What the workers run: `(worker, workers)`.
+type Job = dyn Fn(usize, usize) + Sync + 'static;
+
+/// A value on cache lines of its own, so that one thread's writes do not slow another's reads (128: pairs of lines are
+/// fetched together on x86, and some ARM cores have 128-byte lines).
+#[repr(align(128))]
+struct Line<T>(T);
+
+struct Shared {
+    workers: usize,
+    spin: Duration,
+    /// Bumped once a job; workers watch it.
+    epoch: Line<AtomicU32>,
+    /// Workers that have not finished the job yet.
+    busy: Line<AtomicUsize>,
+    /// Next unit that [`Team::chunks`] hands out.
+    next: Line<AtomicUsize>,
+    /// Workers asleep, or about to be.
+    asleep: AtomicUsize,
+    /// The caller sleeps until `busy` is 0.
+    caller_asleep: AtomicBool,
+    stop: AtomicBool,
+    job: UnsafeCell<Option<&'static Job>>,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    sleep: Mutex<()>,
+    wake_workers: Condvar,
+    wake_caller: Condvar,
+}
+
+// SAFETY: `job` is written only by the caller while no worker runs (busy == 0) and read by workers only after they saw
+// the epoch that was bumped (release) after the write. Everything else is atomics and locks.
+unsafe impl Sync for Shared {}
+// SAFETY: the job pointer is only followed while the `run` that set it waits, whatever thread owns the struct.
+unsafe impl Send for Shared {}
+
+/// A team of threads. The thread that calls [`Team::run`] is worker 0; dropping the team ends the others.
+pub struct Team {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// Serialises callers: a team runs one job at a time.
+    running: AtomicBool,
+}
+
+impl Team {
+    /// Starts `threads - 1` workers (`1..=THREADS_MAX` threads, clamped). They spin `spin_us` microseconds for the
+    /// next job before they sleep; a team larger than the machine never spins, as that would keep the thread it waits
+    /// for from running.
+    pub fn new(threads: usize, spin_us: u64) -> Team {
+        let workers = threads.clamp(1, THREADS_MAX);
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let spin_us = if workers > cores { 0 } else { spin_us };
+        let shared = Arc::new(Shared {
+            workers,
+            spin: Duration::from_micros(spin_us),
+            epoch: Line(AtomicU32::new(0)),
+            busy: Line(AtomicUsize::new(0)),
+            next: Line(AtomicUsize::new(0)),
+            asleep: AtomicUsize::new(0),
+            caller_asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            job: UnsafeCell::new(None),
+            panic: Mutex::new(None),
+            sleep: Mutex::new(()),
+            wake_workers: Condvar::new(),
+            wake_caller: Condvar::new(),
+        });
+        let threads = (1..workers)
+            .map(|worker| {
+                let shared = shared.clone();
+                std::thread::Builder::new()
+                    .name(format!("tegu-cpu{worker}"))
+                    .spawn(move || work(&shared, worker))
+                    .expect("the system lets us start the threads that were asked for")
+            })
+            .collect();
+        Team { shared, threads, running: AtomicBool::new(false) }
+    }
+
+    /// Threads, the caller included.
+    pub fn workers(&self) -> usize {
+        self.shared.workers
+    }
+
+    /// Runs `f(worker, workers)` on every worker and returns when all have finished. A panic in any of them is
+    /// raised here, after all have finished. Not to be called from inside a job.
+    pub fn run(&self, f: &(dyn Fn(usize, usize) + Sync)) {
+        let s = &*self.shared;
+        if s.workers == 1 {
+            return f(0, 1);
+        }
+        assert!(!self.running.swap(true, Ordering::Acquire), "a team runs one job at a time");
+        // SAFETY: the lifetime is erased, but this function does not return before every worker is done with `f`,
+        // and no worker is running now, so nobody reads `job`.
+        unsafe {
+            let job = std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Job>(f);
+            *s.job.get() = Some(job);
+        }
+        s.busy.0.store(s.workers - 1, Ordering::Relaxed);
+        // SeqCst here and in `sleep_until_epoch`: either we see the sleeper, or it sees the new epoch.
+        s.epoch.0.fetch_add(1, Ordering::SeqCst);
+        if s.asleep.load(Ordering::SeqCst) > 0 {
+            let _guard = lock(&s.sleep);
+            s.wake_workers.notify_all();
+        }
+        let mine = catch_unwind(AssertUnwindSafe(|| f(0, s.workers)));
+        s.wait_until_idle();
+        self.running.store(false, Ordering::Release);
+        let theirs = lock(&s.panic).take();
+        if let Some(panic) = mine.err().or(theirs) {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Cuts `0..units` into chunks of at least `min_chunk` units and hands them to whichever worker is free:
+    /// `f(range, worker)`. Which worker gets a chunk must not change what the chunk computes.
+    pub fn chunks(&self, units: usize, min_chunk: usize, f: &(dyn Fn(Range<usize>, usize) + Sync)) {
+        if units == 0 {
+            return;
+        }
+        // Six chunks a worker level out cores of unequal speed (or disturbed ones) for six counter bumps each.
+        const CHUNKS_A_WORKER: usize = 6;
+        let chunk = units.div_ceil(self.workers() * CHUNKS_A_WORKER).max(min_chunk).max(1);
+        if chunk >= units || self.workers() == 1 {
+            return f(0..units, 0);
+        }
+        let next = &self.shared.next.0;
+        next.store(0, Ordering::Relaxed); // published by the epoch bump
+        self.run(&|worker, _| {
+            loop {
+                let start = next.fetch_add(chunk, Ordering::Relaxed);
+                if start >= units {
+                    break;
+                }
+                f(start..units.min(start + chunk), worker);
+            }
+        });
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
+        {
+            let _guard = lock(&self.shared.sleep);
+            self.shared.wake_workers.notify_all();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join(); // a worker catches its jobs' panics, so it cannot have panicked
+        }
+    }
+}
+
+impl Shared {
+    /// Spins, then sleeps, until `epoch` is not `seen`; returns the new one.
+    fn wait_for_epoch(&self, seen: u32) -> u32 {
+        if let Some(now) = self.spin_for(|| {
+            let now = self.epoch.0.load(Ordering::Acquire);
+            (now != seen).then_some(now)
+        }) {
+            return now;
+        }
+        let mut guard = lock(&self.sleep);
+        self.asleep.fetch_add(1, Ordering::SeqCst);
+        let now = loop {
+            let now = self.epoch.0.load(Ordering::SeqCst);
+            if now != seen {
+                break now;
+            }
+            guard = self.wake_workers.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        };
+        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        now
+    }
+
+    /// Spins, then sleeps, until no worker is busy.
+    fn wait_until_idle(&self) {
+        let idle = || (self.busy.0.load(Ordering::Acquire) == 0).then_some(());
+        if self.spin_for(idle).is_some() {
+            return;
+        }
+        let mut guard = lock(&self.sleep);
+        self.caller_asleep.store(true, Ordering::SeqCst);
+        while self.busy.0.load(Ordering::SeqCst) != 0 {
+            guard = self.wake_caller.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.caller_asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Polls for at most the spin time; the clock is read once in 64 polls.
+    fn spin_for<T>(&self, poll: impl Fn() -> Option<T>) -> Option<T> {
+        let mut until = None;
+        loop {
+            for _ in 0..64 {
+                if let Some(value) = poll() {
+                    return Some(value);
+                }
+                spin_loop();
+            }
+            let now = Instant::now();
+            if now >= *until.get_or_insert(now + self.spin) {
+                return None;
+            }
+        }
+    }
+}
+
+fn work(shared: &Shared, worker: usize) {
+    let mut seen = 0;
+    loop {
+        seen = shared.wait_for_epoch(seen);
+        if shared.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        // SAFETY: `run` set the job before it bumped the epoch that we just saw, and waits for `busy` to reach 0
+        // before it returns, so the closure lives.
+        let job = unsafe { (*shared.job.get()).expect("a job is set before the epoch is bumped") };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker, shared.workers))) {
+            lock(&shared.panic).get_or_insert(panic);
+        }
+        if shared.busy.0.fetch_sub(1, Ordering::SeqCst) == 1 && shared.caller_asleep.load(Ordering::SeqCst) {
+            let _guard = lock(&shared.sleep);
+            shared.wake_caller.notify_one();
+        }
+    }
+}
+
+/// Locks that guard no invariant: a poisoned one is as good as any.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_worker_runs_every_job_once() {
+        for threads in [1, 2, 3, 8] {
+            for spin_us in [0, 50] {
+                let team = Team::new(threads, spin_us);
+                let count: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+                for round in 0..200 {
+                    team.run(&|worker, workers| {
+                        assert_eq!(workers, threads);
+                        count[worker].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(count.iter().all(|c| c.load(Ordering::Relaxed) == round + 1));
+                    if round % 50 == 0 {
+                        std::thread::sleep(Duration::from_millis(1)); // let them fall asleep
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_cover_every_unit_once() {
+        for threads in [1, 2, 5] {
+            let team = Team::new(threads, 20);
+            for units in [0, 1, 2, 7, 64, 1000] {
+                for min_chunk in [0, 1, 4, 2000] {
+                    let seen: Vec<AtomicUsize> = (0..units).map(|_| AtomicUsize::new(0)).collect();
+                    team.chunks(units, min_chunk, &|range, worker| {
+                        assert!(worker < threads);
+                        range.for_each(|u| {
+                            seen[u].fetch_add(1, Ordering::Relaxed);
+                        });
+                    });
+                    assert!(
+                        seen.iter().all(|s| s.load(Ordering::Relaxed) == 1),
+                        "{threads} {units} {min_chunk}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_team_lives_on() {
+        let team = Team::new(3, 10);
+        for guilty in 0..3 {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                team.run(&|worker, _| assert!(worker != guilty, "worker {guilty} fails"));
+            }));
+            let message = *result.unwrap_err().downcast::<String>().unwrap();
+            assert_eq!(message, format!("worker {guilty} fails"));
+        }
+        let ran = AtomicUsize::new(0);
+        team.run(&|_, _| {
+            ran.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(ran.load(Ordering::Relaxed), 3);
+    }
+}

@@ -1,0 +1,216 @@
+//! Arguments that several commands share, and their way into the settings.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::config::Config;
+use crate::observe::{self, Verbosity};
+use crate::units::Result;
+
+/// A flag that overrides a settings key, as text.
+pub type Override = (&'static str, String);
+
+/// For every command.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Everywhere")]
+pub struct Common {
+    /// Settings file [default: tegu/config.toml in the user's configuration folder]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Say more; twice for everything
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Errors only
+    #[arg(short, long, global = true, alias = "log-disable", conflicts_with = "verbose")]
+    pub quiet: bool,
+}
+
+impl Common {
+    /// The settings with the given flags on top; also sets the log level they ask for.
+    pub fn config(&self, flags: Vec<Override>) -> Result<Config> {
+        let config = Config::load(self.config.as_deref(), &|name| std::env::var(name).ok(), &flags)?;
+        observe::init_log(self.verbosity(Some(config.text("log"))));
+        Ok(config)
+    }
+
+    /// What the flags say, else what the settings say, else warnings.
+    pub fn verbosity(&self, configured: Option<&str>) -> Verbosity {
+        match (self.quiet, self.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (_, 0) => configured.and_then(Verbosity::from_name).unwrap_or(Verbosity::Normal),
+            (_, 1) => Verbosity::Verbose,
+            _ => Verbosity::Debug,
+        }
+    }
+}
+
+/// For commands that load a model.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub struct Load {
+    /// Model file or folder [default: $TEGU_MODEL, then the settings, then the bundled demo]
+    #[arg(short, long = "model", value_name = "MODEL")]
+    pub model_flag: Option<PathBuf>,
+    /// Worker threads; 0: one a core
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    pub threads: Option<i64>,
+    /// Type of the key-value cache: f16 or f32 (with --exact always f32)
+    #[arg(long, value_name = "TYPE", value_parser = ["f16", "f32"], visible_alias = "cache-type-k")]
+    pub kv: Option<String>,
+    /// f32 activations and KV throughout: slower, and what references are compared with
+    #[arg(long)]
+    pub exact: bool,
+    #[command(flatten)]
+    pub ignored: Ignored,
+}
+
+/// llama.cpp's flags that have no meaning here. They are accepted, so that its command lines can be tried.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Accepted for llama.cpp's sake")]
+pub struct Ignored {
+    /// Layers on a GPU: this build has none, and says so
+    #[arg(
+        long,
+        alias = "gpu-layers",
+        value_name = "N",
+        hide_short_help = true,
+        allow_negative_numbers = true
+    )]
+    pub n_gpu_layers: Option<String>,
+    #[arg(long, hide = true)]
+    pub no_warmup: bool,
+    #[arg(long, hide = true)]
+    pub warmup: bool,
+    #[arg(long, hide = true)]
+    pub no_mmap: bool,
+    #[arg(long, hide = true)]
+    pub mlock: bool,
+    #[arg(long, hide = true, value_name = "N")]
+    pub threads_batch: Option<String>,
+    #[arg(long, hide = true, value_name = "TYPE")]
+    pub cache_type_v: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, value_parser = ["on", "off", "auto", "0", "1"])]
+    pub flash_attn: Option<Option<String>>,
+}
+
+impl Load {
+    /// As overrides of settings. Says what an accepted flag does not do.
+    pub fn overrides(&self) -> Vec<Override> {
+        let asked = self.ignored.n_gpu_layers.as_deref();
+        if asked.is_some_and(|n| n != "0") {
+            log::warn!("--n-gpu-layers: this build has no GPU backend; the model runs on the CPU");
+        }
+        let mut flags = Vec::new();
+        // As in llama.cpp, a count of 0 or below leaves the choice to the program.
+        flags.extend(self.threads.map(|n| ("threads", n.max(0).to_string())));
+        flags.extend(self.kv.clone().map(|k| ("kv", k)));
+        flags
+    }
+}
+
+/// How the next token is chosen.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct Sampling {
+    /// Temperature; 0: greedy, always the likeliest token [default: 0]
+    #[arg(long, alias = "temperature", value_name = "T")]
+    pub temp: Option<f32>,
+    /// Keep the K likeliest; 0: all [default: 40]
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Keep the likeliest that sum to P; 1: all [default: 0.95]
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Drop those below this share of the likeliest; 0: none [default: 0.05]
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Locally typical sampling; 1: off
+    #[arg(long, alias = "typical-p", value_name = "P", default_value_t = 1.0)]
+    pub typical: f32,
+    /// Keep logits within N standard deviations of the best; below 0: off
+    #[arg(long, alias = "top-nsigma", value_name = "N", default_value_t = -1.0, allow_negative_numbers = true)]
+    pub top_n_sigma: f32,
+    /// XTC: chance of dropping all but the least of the likely tokens; 0: off
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub xtc_probability: f32,
+    /// XTC: what counts as likely
+    #[arg(long, value_name = "P", default_value_t = 0.1)]
+    pub xtc_threshold: f32,
+    /// DRY: strength against repeated passages; 0: off
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    pub dry_multiplier: f32,
+    /// DRY: growth with the length of the passage
+    #[arg(long, value_name = "X", default_value_t = 1.75)]
+    pub dry_base: f32,
+    /// DRY: passages up to this length are free
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub dry_allowed_length: usize,
+    /// DRY: tokens looked back; -1: all
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    pub dry_penalty_last_n: i64,
+    /// Divides the logits of recent tokens; 1: off [default: 1]
+    #[arg(long, value_name = "X")]
+    pub repeat_penalty: Option<f32>,
+    /// Tokens the penalties look back; -1: all
+    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true)]
+    pub repeat_last_n: i64,
+    /// Taken from a token's logit once for each time it was used
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+    /// Taken from the logit of every token that was used
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+    /// Added to one token's logit, as ID+X or ID-X; may be repeated
+    #[arg(short = 'l', long, value_name = "ID±X", value_parser = logit_bias, allow_hyphen_values = true)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Same seed, same text; -1: another each time
+    #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    pub seed: i64,
+}
+
+impl Sampling {
+    /// As overrides of settings.
+    pub fn overrides(&self) -> Vec<Override> {
+        let mut flags = Vec::new();
+        flags.extend(self.temp.map(|x| ("sample.temp", x.to_string())));
+        flags.extend(self.top_k.map(|x| ("sample.top_k", x.to_string())));
+        flags.extend(self.top_p.map(|x| ("sample.top_p", x.to_string())));
+        flags.extend(self.min_p.map(|x| ("sample.min_p", x.to_string())));
+        flags.extend(self.repeat_penalty.map(|x| ("sample.repeat_penalty", x.to_string())));
+        flags
+    }
+
+    /// The seed asked for, or one from the clock.
+    pub fn seed(&self) -> u64 {
+        u64::try_from(self.seed).unwrap_or_else(|_| {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            // 32 bits are easy to read back and type again.
+            now.map_or(0, |d| (d.as_nanos() as u64 ^ (d.as_nanos() >> 32) as u64) & 0xffff_ffff)
+        })
+    }
+}
+
+/// Reads `15043+1` or `29905-0.5` (llama.cpp's form), or `15043=-1`.
+fn logit_bias(text: &str) -> std::result::Result<(u32, f32), String> {
+    let at = text.find(['+', '-', '=']).ok_or("expected ID+X or ID-X")?;
+    let id = text[..at].parse().map_err(|_| format!("{:?} is no token id", &text[..at]))?;
+    let bias = text[at..].trim_start_matches('=');
+    let value: f32 = match bias {
+        "-inf" | "false" => f32::NEG_INFINITY,
+        _ => bias.parse().map_err(|_| format!("{bias:?} is no number"))?,
+    };
+    if value.is_nan() || value == f32::INFINITY {
+        return Err("a bias is a number or -inf".into());
+    }
+    Ok((id, value))
+}
+
+#[test]
+fn logit_biases_are_read() {
+    assert_eq!(logit_bias("12+1.5"), Ok((12, 1.5)));
+    assert_eq!(logit_bias("12-1"), Ok((12, -1.0)));
+    assert_eq!(logit_bias("12-inf"), Ok((12, f32::NEG_INFINITY)));
+    assert_eq!(logit_bias("7=-2"), Ok((7, -2.0)));
+    assert!(logit_bias("x+1").is_err() && logit_bias("12").is_err() && logit_bias("1+nan").is_err());
+}
