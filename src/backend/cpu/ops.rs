@@ -3,6 +3,8 @@
 
 use super::isa::Isa;
 use super::kernels::attend::Rows2;
+#[cfg(target_arch = "x86_64")]
+use super::kernels::avx512;
 use super::kernels::entry::plain;
 use super::kernels::vector::Q8Group;
 use super::kernels::{Product, scalar};
@@ -157,6 +159,8 @@ macro_rules! on {
         // SAFETY: the method that expands this checked the lengths, and `Ops::new` that the set is available.
         unsafe {
             match $isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512Vnni => avx512::$name($($arg),*),
                 _ => plain::$name($($arg),*),
             }
         }
@@ -198,7 +202,7 @@ impl Ops {
         assert!(!w.codec.is_dense() && w.cols == x.cols() && tiles.end <= w.tiles());
         assert!(rows.end() <= x.rows && out.holds(rows.len(), w.rows));
         let p = Product { w, tiles, x: &x.groups, per_row: x.groups_per_row, rows, out };
-        scalar::matmul_q8(&p);
+        on!(self.isa, matmul_q8(&p));
     }
 
     /// The same with f32 activations `x (n, cols)` and a `w` of any codec.
@@ -207,7 +211,7 @@ impl Ops {
         assert!(tiles.end <= w.tiles());
         assert!(rows.end() * w.cols <= x.len() && out.holds(rows.len(), w.rows));
         let p = Product { w, tiles, x, per_row: w.cols, rows, out };
-        scalar::matmul_f32(&p);
+        on!(self.isa, matmul_f32(&p));
     }
 
     /// Row `row` of `w` as f32: an embedding.

@@ -51,6 +51,89 @@ pub(super) use entries;
 
 /// Entry points in plain Rust.
 pub mod plain {
+    pub use crate::backend::cpu::kernels::scalar::{matmul_f32, matmul_q8};
     use crate::backend::cpu::kernels::simd::Scalar;
     super::entries!(Scalar);
 }
+
+/// Lists the products' entry points for one instruction set: `products!(Type, "features")`.
+macro_rules! products {
+    ($S:ty, $features:literal) => {
+        use crate::backend::cpu::kernels::codecs::{self, Codec8};
+        use crate::backend::cpu::kernels::dense::{self, Blocks8, Decoded, Plain, Source};
+        use crate::backend::cpu::kernels::{Product, q8};
+        use crate::format::Codec;
+
+        #[target_feature(enable = $features)]
+        unsafe fn q8_of<C: Codec8>(p: &Product<'_, Q8Group>) {
+            // SAFETY: the same contract, and this function has the features.
+            unsafe { q8::matmul::<$S, C>(p) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn f32_of<W: Source>(p: &Product<'_, f32>) {
+            // SAFETY: the same contract, and this function has the features.
+            unsafe { dense::matmul::<$S, W>(p) }
+        }
+
+        /// The quantized product.
+        ///
+        /// # Safety
+        /// The instruction set is available; `p.w` is of a quantized codec.
+        pub unsafe fn matmul_q8(p: &Product<'_, Q8Group>) {
+            // SAFETY: the codec is that of `p.w`.
+            unsafe {
+                match p.w.codec {
+                    Codec::Q4_0 => q8_of::<codecs::Q4_0>(p),
+                    Codec::Q4_1 => q8_of::<codecs::Q4_1>(p),
+                    Codec::Q5_0 => q8_of::<codecs::Q5_0>(p),
+                    Codec::Q5_1 => q8_of::<codecs::Q5_1>(p),
+                    Codec::Q8_0 => q8_of::<codecs::Q8_0>(p),
+                    Codec::Q2K => q8_of::<codecs::Q2K>(p),
+                    Codec::Q3K => q8_of::<codecs::Q3K>(p),
+                    Codec::Q4K => q8_of::<codecs::Q4K>(p),
+                    Codec::Q5K => q8_of::<codecs::Q5K>(p),
+                    Codec::Q6K => q8_of::<codecs::Q6K>(p),
+                    Codec::IQ4NL => q8_of::<codecs::Iq4Nl>(p),
+                    Codec::IQ4XS => q8_of::<codecs::Iq4Xs>(p),
+                    Codec::MXFP4 => q8_of::<codecs::Mxfp4>(p),
+                    Codec::F32 | Codec::F16 | Codec::BF16 | Codec::F8E4M3 => {
+                        unreachable!("dense codecs meet f32 activations")
+                    }
+                }
+            }
+        }
+
+        /// The float product.
+        ///
+        /// # Safety
+        /// The instruction set is available.
+        pub unsafe fn matmul_f32(p: &Product<'_, f32>) {
+            // SAFETY: the source is that of `p.w`'s codec.
+            unsafe {
+                match p.w.codec {
+                    Codec::F32 => f32_of::<Plain<dense::F32>>(p),
+                    Codec::F16 => f32_of::<Plain<dense::F16>>(p),
+                    Codec::BF16 => f32_of::<Plain<dense::BF16>>(p),
+                    Codec::F8E4M3 => f32_of::<Blocks8>(p),
+                    Codec::Q4_0 => f32_of::<Decoded<codecs::Q4_0>>(p),
+                    Codec::Q4_1 => f32_of::<Decoded<codecs::Q4_1>>(p),
+                    Codec::Q5_0 => f32_of::<Decoded<codecs::Q5_0>>(p),
+                    Codec::Q5_1 => f32_of::<Decoded<codecs::Q5_1>>(p),
+                    Codec::Q8_0 => f32_of::<Decoded<codecs::Q8_0>>(p),
+                    Codec::Q2K => f32_of::<Decoded<codecs::Q2K>>(p),
+                    Codec::Q3K => f32_of::<Decoded<codecs::Q3K>>(p),
+                    Codec::Q4K => f32_of::<Decoded<codecs::Q4K>>(p),
+                    Codec::Q5K => f32_of::<Decoded<codecs::Q5K>>(p),
+                    Codec::Q6K => f32_of::<Decoded<codecs::Q6K>>(p),
+                    Codec::IQ4NL => f32_of::<Decoded<codecs::Iq4Nl>>(p),
+                    Codec::IQ4XS => f32_of::<Decoded<codecs::Iq4Xs>>(p),
+                    Codec::MXFP4 => f32_of::<Decoded<codecs::Mxfp4>>(p),
+                }
+            }
+        }
+    };
+}
+
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_imports))]
+pub(super) use products;

@@ -23,7 +23,12 @@
 //! lanes 8 apart, then 4, 2, 1. Columns missing from the last 16 count as 0.
 
 pub mod attend;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
+pub mod codecs;
+pub mod dense;
 pub mod entry;
+pub mod q8;
 pub mod scalar;
 pub mod simd;
 pub mod vector;
@@ -64,3 +69,6 @@ impl<T> Product<'_, T> {
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.out.at(i, t * TILE_ROWS), n) };
     }
 }
+
+#[cfg(test)]
+mod tests;

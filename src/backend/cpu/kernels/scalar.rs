@@ -176,7 +176,10 @@ pub fn dequant_row(w: &Matrix, row: usize, out: &mut [f32]) {
 }
 
 /// Quantized product; see [`Product`].
-pub fn matmul_q8(p: &Product<'_, Q8Group>) {
+///
+/// # Safety
+/// None beyond what [`Product`] says; unsafe like its siblings on other instruction sets.
+pub unsafe fn matmul_q8(p: &Product<'_, Q8Group>) {
     for t in p.tiles.clone() {
         for i in 0..p.rows.len() {
             let out: Tile<f32> = std::array::from_fn(|r| dot_q8(p.w, t, r, p.row(i)));
@@ -186,7 +189,10 @@ pub fn matmul_q8(p: &Product<'_, Q8Group>) {
 }
 
 /// Float product; see [`Product`].
-pub fn matmul_f32(p: &Product<'_, f32>) {
+///
+/// # Safety
+/// None beyond what [`Product`] says; unsafe like its siblings on other instruction sets.
+pub unsafe fn matmul_f32(p: &Product<'_, f32>) {
     for t in p.tiles.clone() {
         for i in 0..p.rows.len() {
             let out: Tile<f32> = std::array::from_fn(|r| dot_f32(p.w, t, r, p.row(i)));

@@ -55,6 +55,61 @@ pub trait Simd: Copy {
     unsafe fn from_bits(a: Self::I) -> Self::F;
 }
 
+/// What the matrix products need beside [`Simd`]; [`Scalar`] has its own products.
+///
+/// # Safety
+/// As [`Simd`].
+#[allow(missing_docs)] // names of arithmetic
+pub trait SimdDot: Simd {
+    /// `4*W` bytes: four codes of each of `W` rows.
+    type B: Copy;
+    /// True if [`SimdDot::dot4`] takes 8-bit codes as signed (then their offset of 128 is taken off in unpacking).
+    const SIGNED_BYTES: bool;
+    /// Activation rows that one pass over a tile works on at most: as many as registers hold.
+    const ROWS_Q8: usize;
+    /// The same for the float product.
+    const ROWS_F32: usize;
+
+    unsafe fn load_b(p: *const u8) -> Self::B;
+    unsafe fn splat_b(v: u8) -> Self::B;
+    unsafe fn and_b(a: Self::B, b: Self::B) -> Self::B;
+    unsafe fn or_b(a: Self::B, b: Self::B) -> Self::B;
+    unsafe fn xor_b(a: Self::B, b: Self::B) -> Self::B;
+    /// Shifts right by `N < 8`; bits that cross into a byte from its neighbour are the caller's to mask.
+    unsafe fn shr_b<const N: u32>(a: Self::B) -> Self::B;
+    /// Shifts left by `N < 8`, the same.
+    unsafe fn shl_b<const N: u32>(a: Self::B) -> Self::B;
+    /// `table[index]` for indices below 16.
+    unsafe fn lookup_b(table: &[u8; 16], index: Self::B) -> Self::B;
+    /// Lane i: `acc + Σ w[c][4i+b] * x[4c+b]` over b < 4, c < 4; codes below `2^BITS`.
+    unsafe fn dot4<const BITS: u32>(acc: Self::I, w: [Self::B; 4], x: *const i8) -> Self::I;
+    /// The same over c < 8.
+    unsafe fn dot8<const BITS: u32>(acc: Self::I, w: &[Self::B; 8], x: *const i8) -> Self::I;
+    /// Byte `N` of each 32-bit lane, unsigned.
+    unsafe fn byte_u<const N: u32>(a: Self::B) -> Self::I;
+    /// Byte `N` of each 32-bit lane, signed.
+    unsafe fn byte_s<const N: u32>(a: Self::B) -> Self::I;
+
+    unsafe fn shl_i<const N: u32>(a: Self::I) -> Self::I;
+    /// The low four bits.
+    unsafe fn low_nibble_i(a: Self::I) -> Self::I;
+    /// The bits above the low four, of a value that is not negative.
+    unsafe fn high_nibble_i(a: Self::I) -> Self::I;
+    unsafe fn mul_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn to_f(a: Self::I) -> Self::F;
+    /// `W` bytes, unsigned.
+    unsafe fn load_u8(p: *const u8) -> Self::I;
+    /// `W` bytes, signed.
+    unsafe fn load_i8(p: *const u8) -> Self::I;
+    unsafe fn load_bf16(p: *const u16) -> Self::F;
+    /// FP8 e4m3fn, exact.
+    unsafe fn load_f8(p: *const u8) -> Self::F;
+    /// `W` E8M0 scales, halved: `2^(e - 128)`.
+    unsafe fn load_e8m0_half(p: *const u8) -> Self::F;
+    /// Starts to fetch a cache line that will be read once. Any address will do.
+    unsafe fn prefetch(p: *const u8);
+}
+
 /// Plain Rust: 16 lanes as an array.
 #[derive(Clone, Copy)]
 pub struct Scalar;

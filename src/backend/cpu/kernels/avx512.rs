@@ -1,0 +1,135 @@
+//! AVX-512 F, BW, VL, DQ and VNNI: one register holds 16 lanes, so a register is a tile's rows.
+
+use super::entry::{entries, products};
+use super::simd::{LANES, Simd, SimdDot};
+use std::arch::x86_64::*;
+
+entries!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+products!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
+
+/// The instruction set.
+#[derive(Clone, Copy)]
+pub struct Avx512;
+
+/// A mask of the first `n < 16` lanes.
+#[inline(always)]
+fn first(n: usize) -> u16 {
+    (1u16 << n) - 1
+}
+
+/// Wraps an intrinsic expression as a trait method.
+macro_rules! op {
+    ($($name:ident$([$N:ident])?($($arg:ident: $T:ty),*) $(-> $R:ty)? = $e:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name$(<const $N: u32>)?($($arg: $T),*) $(-> $R)? {
+            // SAFETY: the trait's contract: the instruction set is there and pointers are valid.
+            unsafe { $e }
+        }
+    )*};
+}
+
+impl Simd for Avx512 {
+    const W: usize = LANES;
+    type F = __m512;
+    type I = __m512i;
+    op! {
+        splat(v: f32) -> __m512 = _mm512_set1_ps(v);
+        load(p: *const f32) -> __m512 = _mm512_loadu_ps(p);
+        load_part(p: *const f32, n: usize) -> __m512 = _mm512_maskz_loadu_ps(first(n), p);
+        store(p: *mut f32, v: __m512) = _mm512_storeu_ps(p, v);
+        store_part(p: *mut f32, v: __m512, n: usize) = _mm512_mask_storeu_ps(p, first(n), v);
+        load_f16(p: *const u16) -> __m512 = _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));
+        load_f16_part(p: *const u16, n: usize) -> __m512 =
+            _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p.cast()));
+        add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        fma(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
+        sum16(v: &[__m512; 4]) -> f32 = {
+            let v = _mm256_add_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1));
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        };
+        splat_i(v: i32) -> __m512i = _mm512_set1_epi32(v);
+        add_i(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
+        sub_i(a: __m512i, b: __m512i) -> __m512i = _mm512_sub_epi32(a, b);
+        half_i(a: __m512i) -> __m512i = _mm512_srai_epi32(a, 1);
+        to_exponent(a: __m512i) -> __m512i = _mm512_slli_epi32(a, 23);
+        bits(a: __m512) -> __m512i = _mm512_castps_si512(a);
+        from_bits(a: __m512i) -> __m512 = _mm512_castsi512_ps(a);
+    }
+}
+
+/// Four activation codes to every lane; folds into the instruction that uses it.
+#[inline(always)]
+unsafe fn four(x: *const i8, c: usize) -> __m512i {
+    // SAFETY: the callers' contract.
+    unsafe { _mm512_set1_epi32(x.cast::<i32>().add(c).read_unaligned()) }
+}
+
+impl SimdDot for Avx512 {
+    type B = __m512i;
+    const SIGNED_BYTES: bool = false;
+    const ROWS_Q8: usize = 16;
+    const ROWS_F32: usize = 4;
+    op! {
+        load_b(p: *const u8) -> __m512i = _mm512_loadu_si512(p.cast());
+        splat_b(v: u8) -> __m512i = _mm512_set1_epi8(v as i8);
+        and_b(a: __m512i, b: __m512i) -> __m512i = _mm512_and_si512(a, b);
+        or_b(a: __m512i, b: __m512i) -> __m512i = _mm512_or_si512(a, b);
+        xor_b(a: __m512i, b: __m512i) -> __m512i = _mm512_xor_si512(a, b);
+        shr_b[N](a: __m512i) -> __m512i = _mm512_srli_epi32(a, N);
+        shl_b[N](a: __m512i) -> __m512i = _mm512_slli_epi32(a, N);
+        lookup_b(table: &[u8; 16], index: __m512i) -> __m512i = {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, index)
+        };
+        dot4[BITS](acc: __m512i, w: [__m512i; 4], x: *const i8) -> __m512i = {
+            let acc = _mm512_dpbusd_epi32(acc, w[0], four(x, 0));
+            let acc = _mm512_dpbusd_epi32(acc, w[1], four(x, 1));
+            let acc = _mm512_dpbusd_epi32(acc, w[2], four(x, 2));
+            _mm512_dpbusd_epi32(acc, w[3], four(x, 3))
+        };
+        dot8[BITS](acc: __m512i, w: &[__m512i; 8], x: *const i8) -> __m512i = {
+            let acc = Self::dot4::<BITS>(acc, [w[0], w[1], w[2], w[3]], x);
+            Self::dot4::<BITS>(acc, [w[4], w[5], w[6], w[7]], x.add(16))
+        };
+        byte_u[N](a: __m512i) -> __m512i =
+            _mm512_and_si512(_mm512_srlv_epi32(a, _mm512_set1_epi32(8 * N as i32)), _mm512_set1_epi32(255));
+        byte_s[N](a: __m512i) -> __m512i =
+            _mm512_srai_epi32(_mm512_sllv_epi32(a, _mm512_set1_epi32(24 - 8 * N as i32)), 24);
+        shl_i[N](a: __m512i) -> __m512i = _mm512_slli_epi32(a, N);
+        low_nibble_i(a: __m512i) -> __m512i = _mm512_and_si512(a, _mm512_set1_epi32(15));
+        high_nibble_i(a: __m512i) -> __m512i = _mm512_srli_epi32(a, 4);
+        mul_i(a: __m512i, b: __m512i) -> __m512i = _mm512_mullo_epi32(a, b);
+        to_f(a: __m512i) -> __m512 = _mm512_cvtepi32_ps(a);
+        load_u8(p: *const u8) -> __m512i = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
+        load_i8(p: *const u8) -> __m512i = _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()));
+        load_bf16(p: *const u16) -> __m512 = {
+            let v = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32(v, 16))
+        };
+        load_f8(p: *const u8) -> __m512 = {
+            // Exponent and mantissa moved into those of a half, whose bias is 8 more; halves take subnormals too.
+            let v = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let sign = _mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x80)), 8);
+            let rest = _mm256_and_si256(v, _mm256_set1_epi16(0x7f));
+            let half = _mm256_or_si256(_mm256_slli_epi16(rest, 7), sign);
+            let nan = _mm256_cmpeq_epi16_mask(rest, _mm256_set1_epi16(0x7f));
+            let value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0));
+            _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(f32::NAN))
+        };
+        load_e8m0_half(p: *const u8) -> __m512 = {
+            let e = Self::load_u8(p);
+            let normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+            let tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
+            let is_tiny = _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2));
+            _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, is_tiny, tiny))
+        };
+        prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+}
