@@ -4,9 +4,11 @@
 //! one line, and its kind is the exit code.
 
 mod args;
+mod bench_report;
 pub mod daemon;
 mod llama;
 mod out;
+mod perplexity;
 mod resolve;
 mod tensors;
 
