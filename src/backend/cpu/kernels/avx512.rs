@@ -115,11 +115,11 @@ impl SimdDot for Avx512 {
         };
         load_f8(p: *const u8) -> __m512 = {
             // Exponent and mantissa moved into those of a half, whose bias is 8 more; halves take subnormals too.
-            let v = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
-            let sign = _mm256_slli_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x80)), 8);
-            let rest = _mm256_and_si256(v, _mm256_set1_epi16(0x7f));
-            let half = _mm256_or_si256(_mm256_slli_epi16(rest, 7), sign);
-            let nan = _mm256_cmpeq_epi16_mask(rest, _mm256_set1_epi16(0x7f));
+            // The arithmetic shift doubles the sign, and the mask takes the copy off.
+            let v = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast())), 8);
+            let half = _mm256_and_si256(_mm256_srai_epi16(v, 1), _mm256_set1_epi16(0xbfff_u16 as i16));
+            let magnitude = _mm256_slli_epi16(v, 1);
+            let nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0xfe00_u16 as i16));
             let value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0));
             _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(f32::NAN))
         };

@@ -1,6 +1,10 @@
 //! The quantized codecs as rows of a table: how a (tile, group) becomes eight registers of codes, a scale and a min.
 //! Everything else is common to all. `layout.rs` says where each part lies.
 
+// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
+// set's features and may not be inlined.
+#![allow(clippy::needless_range_loop)]
+
 use super::scalar::{IQ4_VALUES, MXFP4_VALUES};
 use super::simd::SimdDot;
 use crate::format::layout::{GROUP, SUPER, TILE_ROWS};
@@ -134,10 +138,18 @@ unsafe fn nib<S: SimdDot>(p: &PlanePtrs, at: At) -> [S::B; 8] {
     unsafe {
         let base = p.codes.add(at.tile_group * 256 + 4 * at.row);
         let mask = S::splat_b(15);
-        let b = [0, 64, 128, 192].map(|o| S::load_b(base.add(o)));
-        let low = b.map(|b| S::and_b(b, mask));
-        let high = b.map(|b| S::and_b(S::shr_b::<4>(b), mask));
-        [low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]]
+        let (b0, b1) = (S::load_b(base), S::load_b(base.add(64)));
+        let (b2, b3) = (S::load_b(base.add(128)), S::load_b(base.add(192)));
+        [
+            S::and_b(b0, mask),
+            S::and_b(b1, mask),
+            S::and_b(b2, mask),
+            S::and_b(b3, mask),
+            S::and_b(S::shr_b::<4>(b0), mask),
+            S::and_b(S::shr_b::<4>(b1), mask),
+            S::and_b(S::shr_b::<4>(b2), mask),
+            S::and_b(S::shr_b::<4>(b3), mask),
+        ]
     }
 }
 
@@ -195,9 +207,18 @@ macro_rules! bit2 {
 #[inline(always)]
 unsafe fn table<S: SimdDot>(p: &PlanePtrs, at: At, values: &[i8; 16]) -> [S::B; 8] {
     let flip = if S::SIGNED_BYTES { 0 } else { 0x80 };
-    let values = values.map(|v| v as u8 ^ flip);
+    let mut bytes = [0u8; 16];
+    for i in 0..16 {
+        bytes[i] = values[i] as u8 ^ flip;
+    }
     // SAFETY: by the contract of Codec8.
-    unsafe { nib::<S>(p, at).map(|b| S::lookup_b(&values, b)) }
+    unsafe {
+        let mut codes = nib::<S>(p, at);
+        for c in 0..8 {
+            codes[c] = S::lookup_b(&bytes, codes[c]);
+        }
+        codes
+    }
 }
 
 /// An f16 plane's `W` values from index `i`.
@@ -283,7 +304,11 @@ codec! {
     unpack {
         let base = p.codes.add(at.tile_group * 512 + 4 * at.row);
         let flip = S::splat_b(if S::SIGNED_BYTES { 0x80 } else { 0 });
-        [0, 64, 128, 192, 256, 320, 384, 448].map(|o| S::xor_b(S::load_b(base.add(o)), flip))
+        let mut codes = [flip; 8];
+        for c in 0..8 {
+            codes[c] = S::xor_b(S::load_b(base.add(64 * c)), flip);
+        }
+        codes
     };
     scale f16s::<S>(p.d, at.group());
 }
@@ -316,8 +341,11 @@ codec! {
     /// 6-bit, offset 32, 8-bit scale a half group.
     Q6K { BITS: u32 = 6, OFFSET: u32 = 5, HALVES: bool = true } S p at half:
     unpack {
-        let (low, high) = (nib::<S>(p, at), bit2!(S, p.high, at, 4));
-        std::array::from_fn(|c| S::or_b(low[c], high[c]))
+        let (mut codes, high) = (nib::<S>(p, at), bit2!(S, p.high, at, 4));
+        for c in 0..8 {
+            codes[c] = S::or_b(codes[c], high[c]);
+        }
+        codes
     };
     scale f16s::<S>(p.d, at.sup());
 }

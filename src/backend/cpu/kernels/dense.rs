@@ -3,6 +3,10 @@
 //! A pass holds, for `R` activation rows, four partial sums of each of the 16 weight rows. Dense weights are widened as they are loaded
 //! (2-3 operations a 16 weights and a fused multiply-add a row); a quantized group is first decoded to a 2 KB buffer.
 
+// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
+// set's features and may not be inlined.
+#![allow(clippy::needless_range_loop)]
+
 use super::Product;
 use super::codecs::{At, Codec8, Mins, PlanePtrs};
 use super::simd::{LANES, SimdDot};
@@ -145,6 +149,35 @@ impl Source for Blocks8 {
     }
 }
 
+/// The same for several rows: decoded 32 columns at a time, so that widening is paid once for all of them.
+pub struct Decoded8;
+
+impl Source for Decoded8 {
+    type Weights = F32;
+    #[inline(always)]
+    fn chunk(_: usize) -> usize {
+        GROUP
+    }
+    #[inline(always)]
+    unsafe fn weights<S: SimdDot, T>(
+        p: &Product<'_, T>,
+        planes: &PlanePtrs,
+        t: usize,
+        k: usize,
+        buffer: &mut [f32; GROUP * TILE_ROWS],
+    ) -> F32 {
+        // SAFETY: the chunk has `n` columns of 16 rows, which the buffer holds.
+        unsafe {
+            let weights = Blocks8::weights::<S, T>(p, planes, t, k, buffer);
+            let n = GROUP.min(p.w.cols - k) * TILE_ROWS;
+            for i in (0..n).step_by(S::W) {
+                S::store(buffer.as_mut_ptr().add(i), weights.load::<S>(i));
+            }
+        }
+        F32(buffer.as_ptr())
+    }
+}
+
 /// [`Blocks8`]'s weights.
 #[derive(Clone, Copy)]
 pub struct F8Weights(F8);
@@ -203,8 +236,8 @@ unsafe fn decode<S: SimdDot, C: Codec8>(planes: &PlanePtrs, at: At, out: *mut f3
                     code::<S, C, 2>(codes[c]),
                     code::<S, C, 3>(codes[c]),
                 ];
-                for (b, code) in columns.into_iter().enumerate() {
-                    let value = S::mul(scale, S::to_f(code));
+                for b in 0..4 {
+                    let value = S::mul(scale, S::to_f(columns[b]));
                     let value = if let Mins::None = C::MINS { value } else { S::add(value, min) };
                     S::store(out.add((4 * c + b) * LANES), value);
                 }
@@ -314,10 +347,10 @@ unsafe fn pass<S: SimdDot, D: Dense, const R: usize, const N: usize>(
     unsafe {
         let x: [*const f32; R] = std::array::from_fn(|r| p.row(i + r).as_ptr().add(k));
         let mut acc = [[[S::splat(0.0); PARTS]; N]; R];
-        for (r, acc) in acc.iter_mut().enumerate() {
-            for (s, acc) in acc.iter_mut().enumerate() {
-                for (b, acc) in acc.iter_mut().enumerate() {
-                    *acc = S::load(sums[r].as_ptr().add(b * LANES + (s0 + s) * S::W));
+        for r in 0..R {
+            for s in 0..N {
+                for b in 0..PARTS {
+                    acc[r][s][b] = S::load(sums[r].as_ptr().add(b * LANES + (s0 + s) * S::W));
                 }
             }
         }
@@ -342,10 +375,10 @@ unsafe fn pass<S: SimdDot, D: Dense, const R: usize, const N: usize>(
                 }
             }
         }
-        for (r, acc) in acc.iter().enumerate() {
-            for (s, acc) in acc.iter().enumerate() {
-                for (b, acc) in acc.iter().enumerate() {
-                    S::store(sums[r].as_mut_ptr().add(b * LANES + (s0 + s) * S::W), *acc);
+        for r in 0..R {
+            for s in 0..N {
+                for b in 0..PARTS {
+                    S::store(sums[r].as_mut_ptr().add(b * LANES + (s0 + s) * S::W), acc[r][s][b]);
                 }
             }
         }

@@ -60,7 +60,7 @@ pub mod plain {
 macro_rules! products {
     ($S:ty, $features:literal) => {
         use crate::backend::cpu::kernels::codecs::{self, Codec8};
-        use crate::backend::cpu::kernels::dense::{self, Blocks8, Decoded, Plain, Source};
+        use crate::backend::cpu::kernels::dense::{self, Blocks8, Decoded, Decoded8, Plain, Source};
         use crate::backend::cpu::kernels::{Product, q8};
         use crate::format::Codec;
 
@@ -115,7 +115,8 @@ macro_rules! products {
                     Codec::F32 => f32_of::<Plain<dense::F32>>(p),
                     Codec::F16 => f32_of::<Plain<dense::F16>>(p),
                     Codec::BF16 => f32_of::<Plain<dense::BF16>>(p),
-                    Codec::F8E4M3 => f32_of::<Blocks8>(p),
+                    Codec::F8E4M3 if p.rows.len() < 4 => f32_of::<Blocks8>(p),
+                    Codec::F8E4M3 => f32_of::<Decoded8>(p),
                     Codec::Q4_0 => f32_of::<Decoded<codecs::Q4_0>>(p),
                     Codec::Q4_1 => f32_of::<Decoded<codecs::Q4_1>>(p),
                     Codec::Q5_0 => f32_of::<Decoded<codecs::Q5_0>>(p),

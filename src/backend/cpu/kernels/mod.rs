@@ -25,6 +25,7 @@
 pub mod attend;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+pub mod bench;
 pub mod codecs;
 pub mod dense;
 pub mod entry;
@@ -66,7 +67,14 @@ impl<T> Product<'_, T> {
     pub fn write(&self, i: usize, t: usize, values: &[f32; TILE_ROWS]) {
         let n = TILE_ROWS.min(self.w.rows - t * TILE_ROWS);
         // SAFETY: `Ops` checked that row i holds the matrix's last column, and that the tiles are the caller's.
-        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.out.at(i, t * TILE_ROWS), n) };
+        unsafe {
+            let to = self.out.at(i, t * TILE_ROWS);
+            if n == TILE_ROWS {
+                to.cast::<[f32; TILE_ROWS]>().write(*values);
+            } else {
+                std::ptr::copy_nonoverlapping(values.as_ptr(), to, n);
+            }
+        }
     }
 }
 

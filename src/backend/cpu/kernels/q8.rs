@@ -3,6 +3,10 @@
 //! A pass holds `R` activation rows' 16 sums each in registers and goes once along a tile. With one row (decode) it is bound
 //! by memory; with more, a (tile, group) is unpacked once for all `R`. Either way an output sees the same operations.
 
+// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
+// set's features and may not be inlined.
+#![allow(clippy::needless_range_loop)]
+
 use super::Product;
 use super::codecs::{At, Codec8, Mins, PlanePtrs};
 use super::simd::{LANES, SimdDot};
@@ -98,13 +102,13 @@ unsafe fn pass<S: SimdDot, C: Codec8, const R: usize>(
             }
             for s in 0..S::SUBS {
                 let at = At::new(t, g, p.w.cols, s * S::W);
-                group::<S, C, R>(planes, at, x.map(|x| &*x.add(g)), s, &mut acc);
+                group::<S, C, R>(planes, at, &x, g, s, &mut acc);
             }
         }
-        for (n, acc) in acc.iter().enumerate() {
+        for n in 0..R {
             let mut out = [0f32; LANES];
-            for (s, acc) in acc.iter().enumerate().take(S::SUBS) {
-                S::store(out.as_mut_ptr().add(s * S::W), *acc);
+            for s in 0..S::SUBS {
+                S::store(out.as_mut_ptr().add(s * S::W), acc[n][s]);
             }
             p.write(i + n, t, &out);
         }
@@ -119,7 +123,8 @@ unsafe fn pass<S: SimdDot, C: Codec8, const R: usize>(
 unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
     planes: &PlanePtrs,
     at: At,
-    x: [&Q8Group; R],
+    x: &[*const Q8Group; R],
+    g: usize,
     s: usize,
     acc: &mut [[S::F; 4]; R],
 ) {
@@ -136,7 +141,8 @@ unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
             Mins::Group => mins[0] = C::min::<S>(planes, at, 0),
             Mins::Half => mins = [C::min::<S>(planes, at, 0), C::min::<S>(planes, at, 1)],
         }
-        for (x, acc) in x.into_iter().zip(acc) {
+        for n in 0..R {
+            let (x, acc) = (&*x[n].add(g), &mut acc[n][s]);
             let idot = if C::HALVES {
                 let low = dot_half::<S, C>(&w, 0, x);
                 let high = dot_half::<S, C>(&w, 1, x);
@@ -144,7 +150,7 @@ unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
             } else {
                 dot_group::<S, C>(&w, x)
             };
-            let mut sum = S::fma(S::mul(scale, S::splat(x.d)), S::to_f(idot), acc[s]);
+            let mut sum = S::fma(S::mul(scale, S::splat(x.d)), S::to_f(idot), *acc);
             match C::MINS {
                 Mins::None => {}
                 Mins::Group => sum = S::fma(mins[0], S::splat(x.sum_d), sum),
@@ -153,7 +159,7 @@ unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
                     sum = S::fma(mins[1], S::splat(x.half_d[1]), sum);
                 }
             }
-            acc[s] = sum;
+            *acc = sum;
         }
     }
 }

@@ -4,6 +4,7 @@
 use super::scalar;
 use crate::backend::cpu::ops::{KvBlock, Ops, Out, Q8Rows, Rows};
 use crate::backend::cpu::{Isa, Team};
+use crate::format::Tiles;
 use crate::format::codec::{Codec, TABLE};
 use crate::format::layout;
 use crate::format::{bf16, f16};
@@ -199,6 +200,23 @@ fn compare(w: &Matrix, x: &[f32], n: usize, what: &str) -> usize {
         }
     }
     cases
+}
+
+#[test]
+fn weights_are_those_of_the_tile_decode() {
+    let mut random = Random(10);
+    for info in &TABLE {
+        for weights in WEIGHTS {
+            let w = matrix(info.codec, 35, 512, weights, &mut random);
+            let tiles = Tiles::new(w.codec, w.rows, w.cols, &w.bytes);
+            let (mut got, mut want) = (vec![0.0; w.cols], vec![0.0; w.cols]);
+            for row in 0..w.rows {
+                Ops::new(Isa::best()).dequant_row(&w, row, &mut got);
+                tiles.row(row, &mut want);
+                assert_same(&got, &want, &format!("{w:?} {weights:?}"));
+            }
+        }
+    }
 }
 
 #[test]

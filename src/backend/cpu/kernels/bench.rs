@@ -1,0 +1,175 @@
+//! Measures the memory roof and every kernel against it: what `tegu bench` prints beside its rates.
+
+use crate::backend::cpu::ops::{Ops, Out, Q8Rows, Rows};
+use crate::backend::cpu::team::Team;
+use crate::format::codec::{Codec, TABLE};
+use crate::format::layout;
+use crate::units::Result;
+use crate::weights::{Matrix, Segment, WeightBytes};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of the working set: well beyond any last-level cache.
+const WORKING_SET_BYTES: usize = 768 << 20;
+/// Bytes that a worker takes at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Width of the measured matrices: DeepSeek-V2-Lite's hidden size.
+const COLS: usize = 2048;
+/// Rows of the matrix in the many-row measurement.
+const PREFILL_OUTPUTS: usize = 2816;
+
+/// One codec's speed.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelRate {
+    /// The codec.
+    pub codec: Codec,
+    /// Weight bytes a second with one activation row.
+    pub decode_bytes_per_s: f64,
+    /// That over the measured roof.
+    pub share_of_roof: f64,
+    /// Multiply-adds a second with [`KernelRate::prefill_rows`] activation rows.
+    pub prefill_macs_per_s: f64,
+    /// Activation rows of the many-row measurement.
+    pub prefill_rows: usize,
+}
+
+/// The shortest of several runs of `f`, after one that warms up.
+fn best_of(f: &mut dyn FnMut()) -> Duration {
+    const RUNS: usize = 5;
+    f();
+    let mut once = || {
+        let start = Instant::now();
+        f();
+        start.elapsed()
+    };
+    (0..RUNS).map(|_| once()).min().expect("at least one run")
+}
+
+/// A segment full of arbitrary bytes (pages that were never written would all be the same zero page).
+fn filled(len: usize) -> Result<Segment> {
+    let mut segment = Segment::try_zeroed(len)?;
+    let mut state = 0x1234_5678_9abc_def1u64;
+    for word in segment.bytes_mut().chunks_exact_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        // Half floats below 2 in magnitude, so that scales are finite.
+        word.copy_from_slice(&(state & 0xbfff_bfff_bfff_bfff).to_le_bytes());
+    }
+    Ok(segment)
+}
+
+/// The most bytes a second that the team reads from memory: the roof of everything that reads each weight once.
+pub fn read_roof(team: &Team) -> Result<f64> {
+    let segment = filled(WORKING_SET_BYTES)?;
+    Ok(read_rate(team, segment.bytes()))
+}
+
+fn read_rate(team: &Team, bytes: &[u8]) -> f64 {
+    let total = AtomicU64::new(0);
+    let time = best_of(&mut || {
+        team.chunks(bytes.len() / CHUNK_BYTES, 1, &|chunks, _| {
+            let bytes = &bytes[chunks.start * CHUNK_BYTES..chunks.end * CHUNK_BYTES];
+            // Eight sums, so that additions do not wait for each other.
+            let mut sums = [0u64; 8];
+            for line in bytes.chunks_exact(64) {
+                for (sum, word) in sums.iter_mut().zip(line.chunks_exact(8)) {
+                    *sum = sum.wrapping_add(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+                }
+            }
+            total.fetch_add(sums.iter().fold(0, |a, b| a.wrapping_add(*b)), Ordering::Relaxed);
+        });
+    });
+    black_box(total.into_inner());
+    bytes.len() as f64 / time.as_secs_f64()
+}
+
+/// Measures every codec of `only` (all if empty) with `ops` on `team`; calls `show` as each is done.
+pub fn bench_kernels(
+    team: &Team,
+    ops: &Ops,
+    only: &[Codec],
+    prefill_rows: usize,
+    show: &mut dyn FnMut(&KernelRate),
+) -> Result<()> {
+    let segment = Arc::new(filled(WORKING_SET_BYTES)?);
+    for info in TABLE.iter().filter(|i| only.is_empty() || only.contains(&i.codec)) {
+        let roof = read_rate(team, segment.bytes());
+        let whole = matrix(&segment, info.codec, usize::MAX);
+        let decode = product_time(team, ops, &whole, 1);
+        let part = matrix(&segment, info.codec, PREFILL_OUTPUTS);
+        let prefill = product_time(team, ops, &part, prefill_rows);
+        let decode_bytes_per_s = whole.size_bytes() as f64 / decode.as_secs_f64();
+        show(&KernelRate {
+            codec: info.codec,
+            decode_bytes_per_s,
+            share_of_roof: decode_bytes_per_s / roof,
+            prefill_macs_per_s: (part.rows * part.cols * prefill_rows) as f64 / prefill.as_secs_f64(),
+            prefill_rows,
+        });
+    }
+    Ok(())
+}
+
+/// The largest matrix of at most `rows_max` rows that the segment holds.
+fn matrix(segment: &Arc<Segment>, codec: Codec, rows_max: usize) -> Matrix {
+    let size = |rows| layout::planes(codec, rows, COLS).expect("a small shape").total_bytes;
+    let rows = (segment.bytes().len() / (size(4096) / 4096 + 1)).min(rows_max) / 16 * 16;
+    Matrix::new(codec, rows, COLS, WeightBytes::new(segment.clone(), 0, size(rows)))
+}
+
+/// Time of one product with `n` activation rows.
+fn product_time(team: &Team, ops: &Ops, w: &Matrix, n: usize) -> Duration {
+    let x: Vec<f32> = (0..n * w.cols).map(|i| ((i * 37 + i / 91) % 255) as f32 / 127.0 - 1.0).collect();
+    let mut q8 = Q8Rows::default();
+    let to = q8.shape(n, w.cols);
+    ops.quantize(&x, 0..n, to);
+    let mut y = vec![0f32; n * w.rows];
+    let out = Out::new(&mut y, w.rows);
+    let time = best_of(&mut || {
+        team.chunks(w.tiles(), 4, &|tiles, _| {
+            if w.codec.is_dense() {
+                ops.matmul_f32(w, tiles, &x, Rows::All(n), out);
+            } else {
+                ops.matmul_q8(w, tiles, &q8, Rows::All(n), out);
+            }
+        });
+    });
+    black_box(&y);
+    time
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::Isa;
+
+    /// A measurement for people: `cargo test --release -- --ignored --nocapture kernel_rates`. The environment variable
+    /// TEGU_BENCH may name an instruction set, codecs and `n=` rows.
+    #[test]
+    #[ignore = "takes a minute and a gigabyte, and checks nothing"]
+    fn kernel_rates() {
+        let wanted = std::env::var("TEGU_BENCH").unwrap_or_default();
+        let words = || wanted.split([',', ' ']);
+        let only: Vec<Codec> = words().filter_map(Codec::from_name).collect();
+        let isa = words().find_map(Isa::from_name).unwrap_or(Isa::best());
+        let n = words().find_map(|w| w.strip_prefix("n=")?.parse().ok()).unwrap_or(256);
+        for threads in [1, 2] {
+            let team = Team::new(threads, 100);
+            println!("{threads} threads, {}: roof {:.1} GB/s", isa.name(), read_roof(&team).unwrap() / 1e9);
+            bench_kernels(&team, &Ops::new(isa), &only, n, &mut |r| {
+                println!(
+                    "{:8} decode {:5.1} GB/s ({:3.0}% of the roof)  {} rows {:6.1} GMAC/s",
+                    r.codec.name(),
+                    r.decode_bytes_per_s / 1e9,
+                    r.share_of_roof * 100.0,
+                    r.prefill_rows,
+                    r.prefill_macs_per_s / 1e9
+                );
+            })
+            .unwrap();
+        }
+    }
+}
