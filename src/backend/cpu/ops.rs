@@ -3,11 +3,13 @@
 
 use super::isa::Isa;
 use super::kernels::attend::Rows2;
-#[cfg(target_arch = "x86_64")]
-use super::kernels::avx512;
 use super::kernels::entry::plain;
+#[cfg(target_arch = "aarch64")]
+use super::kernels::neon;
 use super::kernels::vector::Q8Group;
 use super::kernels::{Product, scalar};
+#[cfg(target_arch = "x86_64")]
+use super::kernels::{avx2, avx512};
 use crate::format::layout::GROUP;
 use crate::weights::Matrix;
 use std::marker::PhantomData;
@@ -161,6 +163,10 @@ macro_rules! on {
             match $isa {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512Vnni => avx512::$name($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2::$name($($arg),*),
+                #[cfg(target_arch = "aarch64")]
+                Isa::NeonDot => neon::$name($($arg),*),
                 _ => plain::$name($($arg),*),
             }
         }

@@ -1,7 +1,7 @@
 //! AVX-512 F, BW, VL, DQ and VNNI: one register holds 16 lanes, so a register is a tile's rows.
 
 use super::entry::{entries, products};
-use super::simd::{LANES, Simd, SimdDot};
+use super::simd::{LANES, Simd, SimdDot, op};
 use std::arch::x86_64::*;
 
 entries!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c");
@@ -15,17 +15,6 @@ pub struct Avx512;
 #[inline(always)]
 fn first(n: usize) -> u16 {
     (1u16 << n) - 1
-}
-
-/// Wraps an intrinsic expression as a trait method.
-macro_rules! op {
-    ($($name:ident$([$N:ident])?($($arg:ident: $T:ty),*) $(-> $R:ty)? = $e:expr;)*) => {$(
-        #[inline(always)]
-        unsafe fn $name$(<const $N: u32>)?($($arg: $T),*) $(-> $R)? {
-            // SAFETY: the trait's contract: the instruction set is there and pointers are valid.
-            unsafe { $e }
-        }
-    )*};
 }
 
 impl Simd for Avx512 {
@@ -118,10 +107,10 @@ impl SimdDot for Avx512 {
             // The arithmetic shift doubles the sign, and the mask takes the copy off.
             let v = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast())), 8);
             let half = _mm256_and_si256(_mm256_srai_epi16(v, 1), _mm256_set1_epi16(0xbfff_u16 as i16));
-            let magnitude = _mm256_slli_epi16(v, 1);
-            let nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0xfe00_u16 as i16));
-            let value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0));
-            _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(f32::NAN))
+            let nan = _mm256_cmpeq_epi16_mask(_mm256_slli_epi16(v, 1), _mm256_set1_epi16(0xfe00_u16 as i16));
+            // All ones is a NaN.
+            let half = _mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(-1));
+            _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0))
         };
         load_e8m0_half(p: *const u8) -> __m512 = {
             let e = Self::load_u8(p);

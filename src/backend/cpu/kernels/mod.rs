@@ -24,11 +24,15 @@
 
 pub mod attend;
 #[cfg(target_arch = "x86_64")]
+pub mod avx2;
+#[cfg(target_arch = "x86_64")]
 pub mod avx512;
 pub mod bench;
 pub mod codecs;
 pub mod dense;
 pub mod entry;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 pub mod q8;
 pub mod scalar;
 pub mod simd;

@@ -110,6 +110,19 @@ pub trait SimdDot: Simd {
     unsafe fn prefetch(p: *const u8);
 }
 
+/// Wraps an intrinsic expression as a trait method.
+macro_rules! op {
+    ($($name:ident$([$N:ident])?($($arg:ident: $T:ty),*) $(-> $R:ty)? = $e:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name$(<const $N: u32>)?($($arg: $T),*) $(-> $R)? {
+            // SAFETY: the trait's contract: the instruction set is there and pointers are valid.
+            unsafe { $e }
+        }
+    )*};
+}
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_imports))]
+pub(super) use op;
+
 /// Plain Rust: 16 lanes as an array.
 #[derive(Clone, Copy)]
 pub struct Scalar;
