@@ -1,1 +1,135 @@
-//! Backends.
+//! The seam between the engine and what computes. A backend owns KV bytes and scratch; the engine says which rows to
+//! advance and what it wants back.
+
+pub mod cpu;
+
+use crate::kv::PageId;
+use crate::units::{ExpertId, Result, TokenId};
+use std::ops::Range;
+
+/// Element type of the cached keys, values and latents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvType {
+    /// What exact mode uses.
+    F32,
+    /// Half precision: the default.
+    F16,
+}
+
+impl KvType {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            KvType::F32 => 4,
+            KvType::F16 => 2,
+        }
+    }
+}
+
+/// The order of latent attention's products. Both give the same result up to rounding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MlaOrder {
+    /// Queries go through W_UK into latent space; scores and sums are taken over the latents.
+    Absorbed,
+    /// Keys and values are made from the latents, a tile at a time.
+    Materialized,
+}
+
+/// Which rows of a run give logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// None: a prefill chunk that is not the last.
+    Nothing,
+    /// The last.
+    Last,
+    /// All: evaluation.
+    All,
+}
+
+/// What enters the first layer of a step.
+#[derive(Debug, Clone, Copy)]
+pub enum Input<'a> {
+    /// Token ids, looked up in the embedding.
+    Tokens(&'a [TokenId]),
+    /// Hidden states `(rows, hidden)` given from outside: another machine's layers, or an encoder.
+    Hidden(&'a [f32]),
+}
+
+/// Consecutive rows of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Run<'a> {
+    /// What enters.
+    pub input: Input<'a>,
+    /// Position of the first row.
+    pub position: usize,
+    /// Rows.
+    pub rows: usize,
+    /// The sequence's block table, with room for `position + rows` positions.
+    pub pages: &'a [PageId],
+    /// Order of latent attention for these rows.
+    pub mla: MlaOrder,
+    /// Rows that give logits.
+    pub want: Want,
+}
+
+/// One step: a mixed batch of prefill chunks and decode rows.
+#[derive(Debug, Clone)]
+pub struct StepPlan<'a> {
+    /// The rows, by sequence. No sequence appears twice.
+    pub runs: &'a [Run<'a>],
+    /// Layers to run; the final norm and the head follow only if this ends with the last layer.
+    pub layers: Range<usize>,
+    /// Hidden states to return, `(rows, hidden)` each: 0 = embeddings, i = after layer i, and the last number
+    /// (n_layers) = after the final norm.
+    pub hidden: &'a [usize],
+    /// Return every row's expert picks.
+    pub record_routes: bool,
+    /// Use these picks instead of choosing: `(rows, n_layers, n_picked)`; dense layers' entries are ignored.
+    pub routes: Option<&'a [ExpertId]>,
+}
+
+/// What a step gives back; buffers are reused.
+#[derive(Debug, Default)]
+pub struct StepOutput {
+    /// `(rows that wanted them, vocab)` f32, in the order of the runs.
+    pub logits: Vec<f32>,
+    /// One `(rows, hidden)` f32 for each entry of [`StepPlan::hidden`].
+    pub hidden: Vec<Vec<f32>>,
+    /// `(rows, n_layers, n_picked)`; 0 in dense layers.
+    pub routes: Vec<ExpertId>,
+}
+
+/// Work counted since the backend was made.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Counters {
+    /// Attention block reads: one for each (page, layer, row) that a row's mask made it read.
+    pub kv_pages_read: u64,
+    /// Routed experts fetched, one for each (layer, distinct expert) of a step.
+    pub experts_fetched: u64,
+}
+
+/// What computes.
+pub trait Backend {
+    /// Advances the rows of `plan` through its layers, appending to their pages.
+    fn step(&mut self, plan: &StepPlan, out: &mut StepOutput) -> Result<()>;
+
+    /// Most rows of one step.
+    fn rows_max(&self) -> usize;
+
+    /// Bytes of one page, all layers.
+    fn page_bytes(&self) -> usize;
+
+    /// Copies a page's contents.
+    fn copy_page(&mut self, from: PageId, to: PageId);
+
+    /// Appends the first `tokens` positions of a block table to `out` in the canonical serial form: for each layer, for
+    /// each position in order, the key (or latent) row, then the value row, little-endian.
+    fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>);
+
+    /// Fills pages from the canonical form; the reverse of [`Backend::export`]. `bytes` must have exactly the length that
+    /// export gives.
+    fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]);
+
+    /// Work counted so far.
+    fn counters(&self) -> Counters;
+}

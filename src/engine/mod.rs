@@ -1,1 +1,122 @@
-//! Room to be filled.
+//! The step loop: the sole owner of the backend and of KV pages. Sequences are opened, advanced a step at a time, and
+//! closed; evaluation ([`eval`]) runs given tokens through the same steps.
+
+pub mod eval;
+mod generate;
+
+pub use eval::{EvalChunk, EvalOptions};
+pub use generate::{Done, Event, Request, SeqId, Stats};
+
+use crate::backend::{Backend, Counters, MlaOrder, StepOutput};
+use crate::kv::{BlockTable, PagePool};
+use crate::model::{AttnHyper, Hyper};
+use crate::units::{Error, Result};
+use generate::Sequence;
+
+/// What the engine may do in one step; the power governor's word, later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Most decode rows of a step.
+    pub max_batch: usize,
+    /// Most prompt tokens of a step.
+    pub prefill_chunk: usize,
+    /// Do nothing for now.
+    pub pause: bool,
+}
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget { max_batch: 8, prefill_chunk: 512, pause: false }
+    }
+}
+
+/// The engine.
+pub struct Engine {
+    backend: Box<dyn Backend>,
+    pool: PagePool,
+    hyper: Hyper,
+    /// Widest mask stride of any layer: block tables grow by this many pages.
+    stride: usize,
+    /// Positions a sequence may have.
+    context_tokens: usize,
+    /// Order of latent attention for prompts, if forced.
+    mla: Option<MlaOrder>,
+    seqs: Vec<Sequence>,
+    next_id: SeqId,
+    out: StepOutput,
+}
+
+/// The widest stride of a model's masks: how many pages a block table grows by.
+pub fn table_stride(h: &Hyper) -> usize {
+    h.masks.iter().map(|m| m.stride()).max().unwrap_or(1)
+}
+
+impl Engine {
+    /// Takes a backend made for `hyper` with `pages` KV pages.
+    pub fn new(backend: Box<dyn Backend>, hyper: Hyper, pages: usize, context_tokens: usize, mla: Option<MlaOrder>) -> Engine {
+        let stride = table_stride(&hyper);
+        Engine {
+            backend,
+            pool: PagePool::new(pages),
+            stride,
+            hyper,
+            context_tokens,
+            mla,
+            seqs: Vec::new(),
+            next_id: 0,
+            out: StepOutput::default(),
+        }
+    }
+
+    /// The model's hyperparameters.
+    pub fn hyper(&self) -> &Hyper {
+        &self.hyper
+    }
+
+    /// Positions a sequence may have.
+    pub fn context_tokens(&self) -> usize {
+        self.context_tokens
+    }
+
+    /// Work counted so far.
+    pub fn counters(&self) -> Counters {
+        self.backend.counters()
+    }
+
+    /// The order of latent attention for a prompt of `new` tokens over `cached` ones: chosen once, so that how the
+    /// prompt is split never shows.
+    fn prompt_order(&self, new: usize, cached: usize) -> MlaOrder {
+        self.mla.unwrap_or_else(|| cheaper_order(&self.hyper, new, cached))
+    }
+
+    fn check_tokens(&self, what: &str, tokens: &[u32]) -> Result<()> {
+        match tokens.iter().find(|&&t| t as usize >= self.hyper.vocab) {
+            Some(t) => Err(Error::bad(what, "token id", format!("below the vocabulary's {}", self.hyper.vocab), t)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_context(&self, tokens: usize) -> Result<()> {
+        if tokens <= self.context_tokens {
+            return Ok(());
+        }
+        let has = format!("{} (raise it with --ctx-size, up to the model's {})", self.context_tokens, self.hyper.context_tokens);
+        Err(Error::Limit { what: "context tokens".into(), needs: tokens.to_string(), has })
+    }
+
+    fn release(&mut self, mut table: BlockTable) {
+        table.clear(&mut self.pool);
+    }
+}
+
+/// Multiply-adds of both orders, counted: absorbed pays `2*lora + rope` a (query, key, head), materialized
+/// `nope + rope + v` and once for each key and head `(nope + v) * lora`.
+pub fn cheaper_order(h: &Hyper, new: usize, cached: usize) -> MlaOrder {
+    let AttnHyper::Mla { kv_lora_rank, nope_dim, rope_dim, v_dim, .. } = h.attn else { return MlaOrder::Absorbed };
+    let (new, cached) = (new as f64, cached as f64);
+    let pairs = new * (cached + new / 2.0);
+    let absorbed = pairs * (2 * kv_lora_rank + rope_dim) as f64;
+    let made = (cached + new) * ((nope_dim + v_dim) * kv_lora_rank) as f64;
+    let materialized = pairs * (nope_dim + rope_dim + v_dim) as f64 + made;
+    if materialized < absorbed { MlaOrder::Materialized } else { MlaOrder::Absorbed }
+}

@@ -132,11 +132,24 @@ impl<'a> Out<'a> {
         Out { ptr: slice.as_mut_ptr(), len: slice.len(), stride, life: PhantomData }
     }
 
+    /// The same over a raw buffer.
+    ///
+    /// # Safety
+    /// `ptr` is valid for `len` elements for `'a`, and no one else uses those that products write.
+    pub(super) unsafe fn from_raw(ptr: *mut f32, len: usize, stride: usize) -> Out<'a> {
+        Out { ptr, len, stride, life: PhantomData }
+    }
+
     /// The same rows from column `first` on.
     pub fn columns_from(self, first: usize) -> Out<'a> {
         assert!(first <= self.len);
         // SAFETY: inside the slice.
         Out { ptr: unsafe { self.ptr.add(first) }, len: self.len - first, ..self }
+    }
+
+    /// The same start with rows `stride` apart.
+    pub fn with_stride(self, stride: usize) -> Out<'a> {
+        Out { stride, ..self }
     }
 
     /// True if `rows` rows of `cols` elements fit.
