@@ -1,1 +1,242 @@
-//! Room to be filled.
+//! The only place that knows every room: opens a model, plans memory, loads, and wires backend and engine.
+
+use crate::backend::cpu::{self, CpuBackend, CpuOptions, Isa};
+use crate::backend::{KvType, MlaOrder};
+use crate::engine::{Engine, table_stride};
+use crate::kv;
+use crate::model::{self, Bound, Hyper, Mask};
+use crate::text::Tokenizer;
+use crate::units::{Bytes, Error, Result};
+use crate::weights::{self, Meta, Source};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How to open a model.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// File or folder.
+    pub path: PathBuf,
+    /// Worker threads; 0: one a core.
+    pub threads: usize,
+    /// Positions a sequence may have; 0: all that the model was made for.
+    pub context_tokens: usize,
+    /// Sequences that must fit in the cache side by side.
+    pub sequences: usize,
+    /// f32 activations and KV throughout.
+    pub exact: bool,
+    /// Element type of the cache, if not the mode's own.
+    pub kv: Option<KvType>,
+    /// Order of latent attention for prompts, if not the cheaper one.
+    pub mla: Option<MlaOrder>,
+    /// Replaces the mask of every layer: sparse attention to try out.
+    pub mask: Option<Mask>,
+    /// Read every page and mask element by element: what sparse reading is tested against.
+    pub dense_masks: bool,
+    /// Instruction set, if not the best one.
+    pub isa: Option<Isa>,
+    /// Most rows of a step.
+    pub rows_max: usize,
+    /// How long idle workers spin.
+    pub spin_us: u64,
+}
+
+impl Options {
+    /// The defaults for a model at `path`.
+    pub fn new(path: impl Into<PathBuf>) -> Options {
+        Options {
+            path: path.into(),
+            threads: 0,
+            context_tokens: 4096,
+            sequences: 1,
+            exact: false,
+            kv: None,
+            mla: None,
+            mask: None,
+            dense_masks: false,
+            isa: None,
+            rows_max: 512,
+            // About what a decode step's serial parts take: long enough to bridge them, short enough that an idle
+            // daemon leaves the cores to the robot.
+            spin_us: 200,
+        }
+    }
+}
+
+/// Memory that a model will take, before it takes any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights but for routed experts.
+    pub resident_bytes: u64,
+    /// Routed experts.
+    pub expert_bytes: u64,
+    /// KV pages.
+    pub kv_bytes: u64,
+    /// Buffers of a step.
+    pub scratch_bytes: u64,
+    /// Positions a sequence may have.
+    pub context_tokens: usize,
+    /// KV bytes of one position.
+    pub kv_token_bytes: u64,
+    /// What the machine can give, if it says.
+    pub available_bytes: Option<u64>,
+}
+
+impl MemoryPlan {
+    /// All of it.
+    pub fn total_bytes(&self) -> u64 {
+        self.resident_bytes + self.expert_bytes + self.kv_bytes + self.scratch_bytes
+    }
+
+    /// Refuses a plan that does not fit.
+    pub fn check(&self) -> Result<()> {
+        match self.available_bytes {
+            Some(has) if self.total_bytes() > has => Err(Error::Limit {
+                what: "memory".into(),
+                needs: format!("{} ({self})", Bytes(self.total_bytes())),
+                has: format!("{} available", Bytes(has)),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "weights {}, routed experts {}, KV {} for {} tokens, scratch {}",
+            Bytes(self.resident_bytes),
+            Bytes(self.expert_bytes),
+            Bytes(self.kv_bytes),
+            self.context_tokens,
+            Bytes(self.scratch_bytes)
+        )
+    }
+}
+
+/// A model whose every tensor was found and checked, not yet loaded.
+pub struct Prepared {
+    /// The opened files.
+    pub source: Source,
+    /// Memory it will take.
+    pub plan: MemoryPlan,
+    bound: Bound,
+    options: Options,
+    pages: usize,
+}
+
+/// A loaded model, ready to run.
+pub struct App {
+    /// The opened files.
+    pub source: Source,
+    /// Steps, sequences, KV.
+    pub engine: Engine,
+    /// Memory it took.
+    pub plan: MemoryPlan,
+    /// Instruction set in use.
+    pub isa: Isa,
+    /// Threads in use.
+    pub threads: usize,
+}
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// Opens and checks a model, and plans its memory.
+pub fn prepare(options: Options) -> Result<Prepared> {
+    let source = Source::open(&options.path)?;
+    let mut bound = model::bind(&source)?;
+    if let Some(mask) = options.mask {
+        bound.hyper.masks.fill(mask);
+    }
+    let h = &bound.hyper;
+    let context_tokens = match options.context_tokens {
+        0 => h.context_tokens,
+        n if n > h.context_tokens => {
+            let has = format!("{} that the model was made for", h.context_tokens);
+            return Err(Error::Limit { what: "context tokens".into(), needs: n.to_string(), has });
+        }
+        n => n,
+    };
+    let pages = kv::pages_for(context_tokens, table_stride(h)) * options.sequences;
+    let cpu = cpu_options(&options, pages);
+    let (experts, resident) = bound.jobs.split_at(bound.expert_jobs);
+    let page_bytes = cpu::page_bytes(h, cpu.kv_type()) as u64;
+    let plan = MemoryPlan {
+        resident_bytes: weights::resident_bytes(&source, resident)?,
+        expert_bytes: weights::resident_bytes(&source, experts)?,
+        kv_bytes: pages as u64 * page_bytes,
+        scratch_bytes: cpu::scratch_bytes(h, &cpu),
+        context_tokens,
+        kv_token_bytes: page_bytes / kv::PAGE_TOKENS as u64,
+        available_bytes: available_bytes(),
+    };
+    Ok(Prepared { source, plan, bound, options, pages })
+}
+
+fn cpu_options(o: &Options, pages: usize) -> CpuOptions {
+    CpuOptions {
+        threads: if o.threads == 0 { cores() } else { o.threads },
+        spin_us: o.spin_us,
+        isa: o.isa,
+        exact: o.exact,
+        kv: o.kv,
+        pages,
+        rows_max: o.rows_max,
+        dense_masks: o.dense_masks,
+    }
+}
+
+/// `MemAvailable` of /proc/meminfo.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+impl Prepared {
+    /// The model's hyperparameters.
+    pub fn hyper(&self) -> &Hyper {
+        &self.bound.hyper
+    }
+
+    /// Bytes that loading will read.
+    pub fn file_bytes(&self) -> u64 {
+        self.source.file_bytes()
+    }
+
+    /// Loads the weights. `progress` gets the file bytes read so far.
+    pub fn load(self, progress: &dyn Fn(u64)) -> Result<App> {
+        self.plan.check()?;
+        let cpu = cpu_options(&self.options, self.pages);
+        let threads = cpu.threads;
+        let loaded = weights::load(&self.source, &self.bound.jobs, threads, progress)?;
+        let (model, experts) = model::build(&self.source, self.bound, loaded)?;
+        let hyper = model.hyper.clone();
+        let backend = CpuBackend::new(Arc::new(model), Arc::new(experts), cpu);
+        let isa = backend.isa();
+        let context = self.plan.context_tokens;
+        let engine = Engine::new(Box::new(backend), hyper, self.pages, context, self.options.mla);
+        Ok(App { source: self.source, engine, plan: self.plan, isa, threads })
+    }
+}
+
+/// The tokenizer of an opened model.
+pub fn tokenizer(source: &Source) -> Result<Tokenizer> {
+    match source.meta() {
+        Meta::Gguf(meta) => Tokenizer::from_gguf_meta(meta),
+        Meta::HuggingFace(_) => Tokenizer::from_hf_dir(source.path()),
+    }
+}
+
+/// Checks that the tokenizer's ids fit the model.
+pub fn check_vocabulary(file: &Path, tokenizer: &Tokenizer, hyper: &Hyper) -> Result<()> {
+    if tokenizer.vocab_size() <= hyper.vocab {
+        return Ok(());
+    }
+    let expected = format!("at most the {} rows of the embedding", hyper.vocab);
+    Err(Error::bad(file, "tokenizer vocabulary", expected, tokenizer.vocab_size()))
+}

@@ -1,3 +1,5 @@
 //! The one integration test binary: every file under `tests/` is a module here, so that there is one link.
 
+mod golden;
+mod support;
 mod tidy;

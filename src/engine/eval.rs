@@ -5,6 +5,9 @@ use crate::backend::{Input, MlaOrder, Run, StepPlan, Want};
 use crate::kv::BlockTable;
 use crate::units::{ExpertId, Result, TokenId};
 
+/// f32s of logits that one step of an evaluation may give.
+const LOGITS_MAX: usize = 16 << 20;
+
 /// How to evaluate.
 #[derive(Debug, Clone, Default)]
 pub struct EvalOptions<'a> {
@@ -65,7 +68,9 @@ impl Engine {
     ) -> Result<()> {
         let order = self.prompt_order(tokens.len(), 0);
         let batch = tables.len();
-        let most = (self.backend.rows_max() / batch).max(1);
+        // All rows of a step may want logits: 64 MiB of them at most.
+        let by_logits = (LOGITS_MAX / self.hyper.vocab).max(1);
+        let most = (self.backend.rows_max() / batch).clamp(1, by_logits);
         let chunk = if options.chunk == 0 { most } else { options.chunk.min(most) };
         let company: Vec<Vec<TokenId>> = (0..batch)
             .map(|b| {

@@ -2,16 +2,13 @@
 //! closed; evaluation ([`eval`]) runs given tokens through the same steps.
 
 pub mod eval;
-mod generate;
 
 pub use eval::{EvalChunk, EvalOptions};
-pub use generate::{Done, Event, Request, SeqId, Stats};
 
 use crate::backend::{Backend, Counters, MlaOrder, StepOutput};
 use crate::kv::{BlockTable, PagePool};
 use crate::model::{AttnHyper, Hyper};
 use crate::units::{Error, Result};
-use generate::Sequence;
 
 /// What the engine may do in one step; the power governor's word, later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +38,6 @@ pub struct Engine {
     context_tokens: usize,
     /// Order of latent attention for prompts, if forced.
     mla: Option<MlaOrder>,
-    seqs: Vec<Sequence>,
-    next_id: SeqId,
     out: StepOutput,
 }
 
@@ -53,7 +48,13 @@ pub fn table_stride(h: &Hyper) -> usize {
 
 impl Engine {
     /// Takes a backend made for `hyper` with `pages` KV pages.
-    pub fn new(backend: Box<dyn Backend>, hyper: Hyper, pages: usize, context_tokens: usize, mla: Option<MlaOrder>) -> Engine {
+    pub fn new(
+        backend: Box<dyn Backend>,
+        hyper: Hyper,
+        pages: usize,
+        context_tokens: usize,
+        mla: Option<MlaOrder>,
+    ) -> Engine {
         let stride = table_stride(&hyper);
         Engine {
             backend,
@@ -62,8 +63,6 @@ impl Engine {
             hyper,
             context_tokens,
             mla,
-            seqs: Vec::new(),
-            next_id: 0,
             out: StepOutput::default(),
         }
     }
@@ -91,7 +90,9 @@ impl Engine {
 
     fn check_tokens(&self, what: &str, tokens: &[u32]) -> Result<()> {
         match tokens.iter().find(|&&t| t as usize >= self.hyper.vocab) {
-            Some(t) => Err(Error::bad(what, "token id", format!("below the vocabulary's {}", self.hyper.vocab), t)),
+            Some(t) => {
+                Err(Error::bad(what, "token id", format!("below the vocabulary's {}", self.hyper.vocab), t))
+            }
             None => Ok(()),
         }
     }
@@ -100,7 +101,10 @@ impl Engine {
         if tokens <= self.context_tokens {
             return Ok(());
         }
-        let has = format!("{} (raise it with --ctx-size, up to the model's {})", self.context_tokens, self.hyper.context_tokens);
+        let has = format!(
+            "{} (raise it with --ctx-size, up to the model's {})",
+            self.context_tokens, self.hyper.context_tokens
+        );
         Err(Error::Limit { what: "context tokens".into(), needs: tokens.to_string(), has })
     }
 
@@ -112,7 +116,9 @@ impl Engine {
 /// Multiply-adds of both orders, counted: absorbed pays `2*lora + rope` a (query, key, head), materialized
 /// `nope + rope + v` and once for each key and head `(nope + v) * lora`.
 pub fn cheaper_order(h: &Hyper, new: usize, cached: usize) -> MlaOrder {
-    let AttnHyper::Mla { kv_lora_rank, nope_dim, rope_dim, v_dim, .. } = h.attn else { return MlaOrder::Absorbed };
+    let AttnHyper::Mla { kv_lora_rank, nope_dim, rope_dim, v_dim, .. } = h.attn else {
+        return MlaOrder::Absorbed;
+    };
     let (new, cached) = (new as f64, cached as f64);
     let pairs = new * (cached + new / 2.0);
     let absorbed = pairs * (2 * kv_lora_rank + rope_dim) as f64;

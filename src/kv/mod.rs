@@ -114,7 +114,11 @@ impl BlockTable {
         let more = need.saturating_sub(self.pages.len());
         if more > pool.free_pages() {
             let page = |n: usize| format!("{n} pages of {PAGE_TOKENS} tokens");
-            return Err(Error::Limit { what: "key-value cache".into(), needs: page(more), has: page(pool.free_pages()) });
+            return Err(Error::Limit {
+                what: "key-value cache".into(),
+                needs: page(more),
+                has: page(pool.free_pages()),
+            });
         }
         self.pages.extend((0..more).filter_map(|_| pool.take()));
         Ok(())

@@ -9,7 +9,9 @@ use super::rope::Rope;
 use super::{gguf, hf};
 use crate::format::Codec;
 use crate::units::{Error, LayerId, Result};
-use crate::weights::{Expert, Matrix, MatrixJob, Meta, ResidentExperts, RowSpan, Segment, Source, WeightBytes};
+use crate::weights::{
+    Expert, Matrix, MatrixJob, Meta, ResidentExperts, RowSpan, Segment, Source, WeightBytes,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -89,7 +91,10 @@ impl<'a> Binder<'a> {
     /// Finds a tensor and checks its dimensions.
     fn find(&self, name: &str, dims: &[usize]) -> Result<usize> {
         let file: &Path = self.source.path();
-        let t = self.source.find(name).ok_or_else(|| Error::bad(file, name, format!("a tensor {dims:?}"), "nothing"))?;
+        let t = self
+            .source
+            .find(name)
+            .ok_or_else(|| Error::bad(file, name, format!("a tensor {dims:?}"), "nothing"))?;
         let found = &self.source.tensors()[t].dims;
         let trim = |d: &[usize]| -> Vec<usize> { d.iter().copied().skip_while(|&n| n == 1).collect() };
         if trim(found) != trim(dims) {
@@ -138,7 +143,8 @@ impl<'a> Binder<'a> {
 
     fn model(&mut self) -> Result<Model> {
         let h = self.h;
-        let embed = self.matrix(self.name("token_embd.weight", "model.embed_tokens.weight"), h.vocab, h.hidden)?;
+        let embed =
+            self.matrix(self.name("token_embd.weight", "model.embed_tokens.weight"), h.vocab, h.hidden)?;
         let layers = (0..h.n_layers).map(|l| self.layer(l)).collect::<Result<Vec<_>>>()?;
         let final_norm = self.vector(self.name("output_norm.weight", "model.norm.weight"), h.hidden)?;
         let head = match h.tied_head {
@@ -150,12 +156,14 @@ impl<'a> Binder<'a> {
 
     fn layer(&mut self, l: LayerId) -> Result<Layer> {
         let h = self.h;
-        let attn_norm = self.vector(self.layer_name(l, "attn_norm.weight", "input_layernorm.weight"), h.hidden)?;
+        let attn_norm =
+            self.vector(self.layer_name(l, "attn_norm.weight", "input_layernorm.weight"), h.hidden)?;
         let attn = match h.attn {
             AttnHyper::Mla { .. } => Attention::Mla(self.mla(l)?),
             AttnHyper::Gqa { .. } => Attention::Gqa(self.gqa(l)?),
         };
-        let ffn_norm = self.vector(self.layer_name(l, "ffn_norm.weight", "post_attention_layernorm.weight"), h.hidden)?;
+        let ffn_norm =
+            self.vector(self.layer_name(l, "ffn_norm.weight", "post_attention_layernorm.weight"), h.hidden)?;
         let ffn = match &h.moe {
             Some(m) if !m.dense[l] => Ffn::Moe(self.moe(l, m)?),
             _ => Ffn::Dense(self.mlp(l, ["ffn_gate", "ffn_up", "ffn_down"], "mlp", h.ffn_width)?),
@@ -164,7 +172,9 @@ impl<'a> Binder<'a> {
     }
 
     fn gqa(&mut self, l: LayerId) -> Result<Gqa> {
-        let AttnHyper::Gqa { n_heads, n_kv_heads, head_dim, qk_norm, clip } = self.h.attn else { unreachable!() };
+        let AttnHyper::Gqa { n_heads, n_kv_heads, head_dim, qk_norm, clip } = self.h.attn else {
+            unreachable!()
+        };
         let hidden = self.h.hidden;
         let norm_len = |heads: usize| match qk_norm {
             QkNorm::None => 0,
@@ -187,12 +197,14 @@ impl<'a> Binder<'a> {
             q_norm: norm(self, "attn_q_norm.weight", "self_attn.q_norm.weight", n_heads)?,
             k_norm: norm(self, "attn_k_norm.weight", "self_attn.k_norm.weight", n_kv_heads)?,
             clip,
-            sinks: self.optional_vector(self.layer_name(l, "attn_sinks.weight", "self_attn.sinks"), n_heads)?,
+            sinks: self
+                .optional_vector(self.layer_name(l, "attn_sinks.weight", "self_attn.sinks"), n_heads)?,
         })
     }
 
     fn mla(&mut self, l: LayerId) -> Result<Mla> {
-        let AttnHyper::Mla { n_heads, q_lora_rank, kv_lora_rank, nope_dim, rope_dim, v_dim } = self.h.attn else {
+        let AttnHyper::Mla { n_heads, q_lora_rank, kv_lora_rank, nope_dim, rope_dim, v_dim } = self.h.attn
+        else {
             unreachable!()
         };
         let hidden = self.h.hidden;
@@ -206,12 +218,27 @@ impl<'a> Binder<'a> {
                 (Some((a, norm)), self.linear(l, "attn_q_b", "self_attn.q_b_proj", q_rows, rank)?)
             }
         };
-        let kv_a = self.linear(l, "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", kv_lora_rank + rope_dim, hidden)?;
+        let kv_a =
+            self.linear(l, "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", kv_lora_rank + rope_dim, hidden)?;
         let norm = self.layer_name(l, "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight");
         let kv_norm = self.vector(norm, kv_lora_rank)?;
         let HeadMatrices { k_absorb, k_up, v_up } = self.kv_b(l, n_heads, kv_lora_rank, nope_dim, v_dim)?;
         let o = self.linear(l, "attn_output", "self_attn.o_proj", hidden, n_heads * v_dim)?;
-        Ok(Mla { n_heads, kv_lora_rank, nope_dim, rope_dim, v_dim, q_a, q_b, kv_a, kv_norm, k_absorb, k_up, v_up, o })
+        Ok(Mla {
+            n_heads,
+            kv_lora_rank,
+            nope_dim,
+            rope_dim,
+            v_dim,
+            q_a,
+            q_b,
+            kv_a,
+            kv_norm,
+            k_absorb,
+            k_up,
+            v_up,
+            o,
+        })
     }
 
     /// W_UK (both ways round) and W_UV, a head. The orientation that the file has keeps its codec.
@@ -297,7 +324,15 @@ impl<'a> Binder<'a> {
     }
 
     /// One matrix of one expert: a slice of GGUF's `(n_experts, rows, cols)` tensor, or a tensor of its own.
-    fn expert_matrix(&mut self, l: LayerId, e: usize, m: &MoeHyper, part: (&str, &str), rows: usize, cols: usize) -> Result<Matrix> {
+    fn expert_matrix(
+        &mut self,
+        l: LayerId,
+        e: usize,
+        m: &MoeHyper,
+        part: (&str, &str),
+        rows: usize,
+        cols: usize,
+    ) -> Result<Matrix> {
         if self.hf {
             let block = self.hf_moe_block(l);
             let own = format!("model.layers.{l}.{block}.experts.{e}.{}_proj.weight", part.0);

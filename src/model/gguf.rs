@@ -1,6 +1,8 @@
 //! Hyperparameters from GGUF metadata (keys as llama.cpp's `gguf-py/gguf/constants.py` names them).
 
-use super::hyper::{AttnHyper, Gating, Hyper, Mask, MoeHyper, QkNorm, RopeHyper, RopePairs, RopeScaling, in_range};
+use super::hyper::{
+    AttnHyper, Gating, Hyper, Mask, MoeHyper, QkNorm, RopeHyper, RopePairs, RopeScaling, in_range,
+};
 use super::rope::yarn_mscale;
 use crate::format::gguf::Meta;
 use crate::limits;
@@ -49,7 +51,9 @@ pub fn hyper(meta: &Meta, dir: &Directory) -> Result<Hyper> {
         hidden,
         n_layers,
         context_tokens: k.need("context_length")?,
-        norm_eps: k.float("attention.layer_norm_rms_epsilon")?.ok_or_else(|| k.missing("attention.layer_norm_rms_epsilon"))?,
+        norm_eps: k
+            .float("attention.layer_norm_rms_epsilon")?
+            .ok_or_else(|| k.missing("attention.layer_norm_rms_epsilon"))?,
         softmax_scale: (scale * mscale * mscale) as f32,
         masks: vec![Mask::Full; n_layers],
         ffn_width: match (per_layer, &moe) {
@@ -98,7 +102,12 @@ impl Keys<'_> {
         let layers = self.need("block_count")?;
         let Some(v) = self.meta.opt_per_layer(&self.key(k), layers)? else { return Ok(None) };
         if v.iter().any(|&n| n != v[0]) {
-            return Err(Error::bad(self.meta.path(), self.key(k), "the same number in every layer", format!("{v:?}")));
+            return Err(Error::bad(
+                self.meta.path(),
+                self.key(k),
+                "the same number in every layer",
+                format!("{v:?}"),
+            ));
         }
         Ok(v.first().copied())
     }
@@ -135,7 +144,12 @@ fn gqa(k: &Keys, hidden: usize) -> Result<AttnHyper> {
     let head_dim = k.uint("attention.key_length")?.unwrap_or(hidden / n_heads);
     let v_dim = k.uint("attention.value_length")?.unwrap_or(head_dim);
     if v_dim != head_dim {
-        return Err(Error::bad(k.meta.path(), k.key("attention.value_length"), format!("key_length {head_dim}"), v_dim));
+        return Err(Error::bad(
+            k.meta.path(),
+            k.key("attention.value_length"),
+            format!("key_length {head_dim}"),
+            v_dim,
+        ));
     }
     Ok(AttnHyper::Gqa {
         n_heads,
@@ -157,7 +171,8 @@ fn rope(k: &Keys, attn: &AttnHyper, dir: &Directory) -> Result<(RopeHyper, f64)>
         AttnHyper::Gqa { head_dim, .. } => head_dim,
     };
     // llama.cpp's converter reorders llama's query and key rows for interleaved pairs; deepseek2 has them by nature.
-    let pairs = if matches!(k.arch, "llama" | "deepseek2") { RopePairs::Interleaved } else { RopePairs::Half };
+    let pairs =
+        if matches!(k.arch, "llama" | "deepseek2") { RopePairs::Interleaved } else { RopePairs::Half };
     let kind = k.meta.opt_str(&k.key("rope.scaling.type"))?;
     let factor = k.float("rope.scaling.factor")?.or(k.float("rope.scale_linear")?).filter(|&f| f != 0.0);
     let mut mscale = 1.0;

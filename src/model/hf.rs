@@ -3,7 +3,9 @@
 //! Defaults are those of the transformers configuration classes; rope comes as `rope_parameters` (transformers 5) or
 //! `rope_theta` + `rope_scaling` (before).
 
-use super::hyper::{AttnHyper, Gating, Hyper, Mask, MoeHyper, QkNorm, RopeHyper, RopePairs, RopeScaling, in_range};
+use super::hyper::{
+    AttnHyper, Gating, Hyper, Mask, MoeHyper, QkNorm, RopeHyper, RopePairs, RopeScaling, in_range,
+};
 use super::rope::yarn_mscale;
 use crate::limits;
 use crate::units::{Error, Result};
@@ -12,7 +14,15 @@ use std::path::Path;
 
 /// Model types that can be read, as `config.json` names them.
 pub const MODEL_TYPES: [&str; 9] = [
-    "llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite",
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mixtral",
+    "olmoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
 ];
 
 /// Reads a configuration. `file` is for messages.
@@ -35,7 +45,11 @@ pub fn hyper(file: &Path, config: &Value) -> Result<Hyper> {
     let attn = if is_mla { mla(&c)? } else { gqa(&c, model_type)? };
     let rope = rope(&c, model_type, &attn)?;
     let softmax_scale = softmax_scale(&c, &attn)?;
-    let moe = if matches!(model_type, "llama" | "qwen2" | "qwen3") { None } else { Some(moe(&c, model_type, n_layers)?) };
+    let moe = if matches!(model_type, "llama" | "qwen2" | "qwen3") {
+        None
+    } else {
+        Some(moe(&c, model_type, n_layers)?)
+    };
     let h = Hyper {
         arch: model_type.to_owned(),
         vocab: c.need("vocab_size")?,
@@ -98,7 +112,9 @@ impl<'a> Config<'a> {
     }
 
     fn float(&self, key: &str) -> Result<Option<f32>> {
-        self.get(key).map(|v| v.as_f64().map(|f| f as f32).ok_or_else(|| self.wrong(key, "a number", v))).transpose()
+        self.get(key)
+            .map(|v| v.as_f64().map(|f| f as f32).ok_or_else(|| self.wrong(key, "a number", v)))
+            .transpose()
     }
 
     fn need_float(&self, key: &str) -> Result<f32> {
@@ -115,7 +131,11 @@ impl<'a> Config<'a> {
 
     fn object(&self, key: &'static str) -> Result<Option<Config<'a>>> {
         let sub = |v: &'a Value| {
-            if v.is_object() { Ok(Config { file: self.file, v, at: key }) } else { Err(self.wrong(key, "an object", v)) }
+            if v.is_object() {
+                Ok(Config { file: self.file, v, at: key })
+            } else {
+                Err(self.wrong(key, "an object", v))
+            }
         };
         self.get(key).map(sub).transpose()
     }
@@ -209,7 +229,8 @@ fn scaling(c: &Config, p: &Config) -> Result<RopeScaling> {
         "yarn" => {
             let factor = p.need_float("factor")?;
             let mscale = |m: f32| yarn_mscale(f64::from(factor), f64::from(m));
-            let pair = (p.float("mscale")?.filter(|&m| m != 0.0), p.float("mscale_all_dim")?.filter(|&m| m != 0.0));
+            let pair =
+                (p.float("mscale")?.filter(|&m| m != 0.0), p.float("mscale_all_dim")?.filter(|&m| m != 0.0));
             let attention_factor = match (p.float("attention_factor")?, pair) {
                 (Some(a), _) => a,
                 (None, (Some(m), Some(all))) => (mscale(m) / mscale(all)) as f32,
@@ -224,7 +245,9 @@ fn scaling(c: &Config, p: &Config) -> Result<RopeScaling> {
                 truncate: p.bool("truncate")?.unwrap_or(true),
             }
         }
-        other => return Err(Error::bad(p.file, p.name("rope_type"), "default, linear, llama3 or yarn", other)),
+        other => {
+            return Err(Error::bad(p.file, p.name("rope_type"), "default, linear, llama3 or yarn", other));
+        }
     })
 }
 
@@ -255,11 +278,10 @@ fn moe(c: &Config, model_type: &str, n_layers: usize) -> Result<MoeHyper> {
             return Err(Error::bad(c.file, "scoring_func", expected, f));
         }
     }
-    let n_experts = match model_type {
-        "mixtral" => c.uint("num_local_experts")?.unwrap_or(8),
-        "qwen3_moe" | "olmoe" => c.need("num_experts")?,
-        _ => c.need("n_routed_experts")?,
-    };
+    // Three spellings of one number; transformers writes one or another by version, whatever the family.
+    let spellings = ["n_routed_experts", "num_experts", "num_local_experts"];
+    let found = spellings.iter().find(|k| c.get(k).is_some());
+    let n_experts = c.need(found.unwrap_or(if deepseek { &spellings[0] } else { &spellings[1] }))?;
     let expert_width = match model_type {
         "mixtral" | "olmoe" => c.need("intermediate_size")?,
         _ => c.need("moe_intermediate_size")?,
@@ -302,7 +324,8 @@ fn dense_layers(c: &Config, model_type: &str, n_layers: usize) -> Result<Vec<boo
         return types.iter().map(dense).collect();
     }
     if matches!(model_type, "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite") {
-        let default = if model_type == "deepseek_v3" { 3 } else { usize::from(model_type == "glm4_moe_lite") };
+        let default =
+            if model_type == "deepseek_v3" { 3 } else { usize::from(model_type == "glm4_moe_lite") };
         let first = c.uint("first_k_dense_replace")?.unwrap_or(default);
         let every = c.uint("moe_layer_freq")?.unwrap_or(1).max(1);
         return Ok((0..n_layers).map(|l| l < first || !l.is_multiple_of(every)).collect());
@@ -311,7 +334,8 @@ fn dense_layers(c: &Config, model_type: &str, n_layers: usize) -> Result<Vec<boo
     let mut dense: Vec<bool> = (0..n_layers).map(|l| !(l + 1).is_multiple_of(step)).collect();
     for v in c.array("mlp_only_layers")?.into_iter().flatten() {
         let layer = v.as_u64().and_then(|l| usize::try_from(l).ok()).filter(|&l| l < n_layers);
-        let layer = layer.ok_or_else(|| Error::bad(c.file, "mlp_only_layers", format!("layers below {n_layers}"), v))?;
+        let layer = layer
+            .ok_or_else(|| Error::bad(c.file, "mlp_only_layers", format!("layers below {n_layers}"), v))?;
         dense[layer] = true;
     }
     Ok(dense)

@@ -306,7 +306,12 @@ impl Hyper {
         };
         let r = &self.rope;
         if r.dims == 0 || r.dims > rope_room || !r.dims.is_multiple_of(2) {
-            return Err(Error::bad(file, "rope dimensions", format!("an even number from 2 to {rope_room}"), r.dims));
+            return Err(Error::bad(
+                file,
+                "rope dimensions",
+                format!("an even number from 2 to {rope_room}"),
+                r.dims,
+            ));
         }
         if !(r.theta.is_finite() && r.theta > 0.0) {
             return Err(Error::bad(file, "rope theta", "a finite number above 0", r.theta));
@@ -338,7 +343,11 @@ impl Hyper {
 impl RopeHyper {
     fn check(&self, file: &Path) -> Result<()> {
         let positive = |field: &str, v: f32| {
-            if v.is_finite() && v > 0.0 { Ok(()) } else { Err(Error::bad(file, field, "a finite number above 0", v)) }
+            if v.is_finite() && v > 0.0 {
+                Ok(())
+            } else {
+                Err(Error::bad(file, field, "a finite number above 0", v))
+            }
         };
         match &self.scaling {
             RopeScaling::None => Ok(()),
@@ -363,7 +372,12 @@ impl RopeHyper {
             }
             RopeScaling::Factors(f) => {
                 if f.len() != self.dims / 2 {
-                    return Err(Error::bad(file, "rope_freqs.weight", format!("{} factors", self.dims / 2), f.len()));
+                    return Err(Error::bad(
+                        file,
+                        "rope_freqs.weight",
+                        format!("{} factors", self.dims / 2),
+                        f.len(),
+                    ));
                 }
                 f.iter().try_for_each(|&v| positive("rope_freqs.weight", v))
             }

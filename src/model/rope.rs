@@ -32,7 +32,14 @@ impl Rope {
                 let original = f64::from(*original_tokens);
                 plain.iter().map(|&f| llama3(f, factor, low, high, original)).collect()
             }
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_tokens, attention_factor: a, truncate } => {
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_tokens,
+                attention_factor: a,
+                truncate,
+            } => {
                 attention_factor = *a;
                 let dim_of = |rotations: f32| {
                     let turns = f64::from(*original_tokens) / (f64::from(rotations) * 2.0 * PI);

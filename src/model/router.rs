@@ -115,7 +115,13 @@ fn top_two(v: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    fn hyper(gating: Gating, n_experts: usize, n_groups: usize, n_groups_picked: usize, n_picked: usize) -> MoeHyper {
+    fn hyper(
+        gating: Gating,
+        n_experts: usize,
+        n_groups: usize,
+        n_groups_picked: usize,
+        n_picked: usize,
+    ) -> MoeHyper {
         MoeHyper {
             n_experts,
             n_picked,

@@ -4,7 +4,7 @@ use super::attention::{Part, Queries, View, segment};
 use super::ops::{KvBlock, Out, Q8Rows, Rows};
 use super::scratch::Shared;
 use super::step::{Acts, Ctx, Lines, Product};
-use crate::backend::{KvType, MlaOrder, StepPlan};
+use crate::backend::{MlaOrder, StepPlan};
 use crate::kv::PAGE_TOKENS;
 use crate::model::{AttnHyper, Gqa, Hyper, Layer, Linear, Mla, QkNorm};
 use std::ops::Range;
@@ -112,6 +112,14 @@ impl AttnScratch {
         }
     }
 
+    /// f32s of all buffers but the one that a long decode splits into, which is rarely touched.
+    pub fn len(&self) -> usize {
+        let [a, b] = &self.q_low;
+        let all = [&self.q, a, b, &self.k, &self.v, &self.q_nope, &self.q_latent, &self.o_latent];
+        let rest = [&self.attn, &self.out, &self.cos, &self.sin, &self.workers];
+        all.iter().chain(&rest).map(|s| s.len()).sum()
+    }
+
     /// Cosines and sines of every row, once a step.
     pub fn angles(&mut self, ctx: Ctx, lines: &Lines) {
         let (rope, n) = (&ctx.model.rope, ctx.model.rope.dims() / 2);
@@ -124,11 +132,25 @@ impl AttnScratch {
     /// Turns one head by the angles of `row`.
     fn turn(&self, ctx: Ctx, row: usize, head: &mut [f32]) {
         let n = ctx.model.rope.dims() / 2;
-        ctx.model.rope.turn(head, self.cos.part(row * n..(row + 1) * n), self.sin.part(row * n..(row + 1) * n));
+        ctx.model.rope.turn(
+            head,
+            self.cos.part(row * n..(row + 1) * n),
+            self.sin.part(row * n..(row + 1) * n),
+        );
     }
 
     /// Grouped-query attention of `x`; adds its result to `residual`.
-    pub fn gqa(&mut self, ctx: Ctx, l: usize, layer: &Layer, g: &Gqa, plan: &StepPlan, lines: &Lines, x: Acts, residual: &Shared) {
+    pub fn gqa(
+        &mut self,
+        ctx: Ctx,
+        l: usize,
+        layer: &Layer,
+        g: &Gqa,
+        plan: &StepPlan,
+        lines: &Lines,
+        x: Acts,
+        residual: &Shared,
+    ) {
         let rows = lines.len();
         let all = Rows::All(rows);
         let (qw, kw) = (g.n_heads * g.head_dim, g.n_kv_heads * g.head_dim);
@@ -192,7 +214,17 @@ impl AttnScratch {
     }
 
     /// Latent attention of `x`; adds its result to `residual`.
-    pub fn mla(&mut self, ctx: Ctx, l: usize, layer: &Layer, m: &Mla, plan: &StepPlan, lines: &Lines, x: Acts, residual: &Shared) {
+    pub fn mla(
+        &mut self,
+        ctx: Ctx,
+        l: usize,
+        layer: &Layer,
+        m: &Mla,
+        plan: &StepPlan,
+        lines: &Lines,
+        x: Acts,
+        residual: &Shared,
+    ) {
         let rows = lines.len();
         let all = Rows::All(rows);
         let (qw, kw) = (m.n_heads * (m.nope_dim + m.rope_dim), m.kv_lora_rank + m.rope_dim);
@@ -335,7 +367,17 @@ impl AttnScratch {
     }
 
     /// Cuts one run into units.
-    fn cut(&self, ctx: Ctx, l: usize, layer: &Layer, plan: &StepPlan, run: usize, kind: Kind, units: &mut Vec<Unit>, parts: &mut usize) {
+    fn cut(
+        &self,
+        ctx: Ctx,
+        l: usize,
+        layer: &Layer,
+        plan: &StepPlan,
+        run: usize,
+        kind: Kind,
+        units: &mut Vec<Unit>,
+        parts: &mut usize,
+    ) {
         let r = &plan.runs[run];
         let made = matches!(kind, Kind::Mla(_)) && r.mla == MlaOrder::Materialized;
         let (kv_heads, group) = kind.heads(made);
@@ -357,7 +399,8 @@ impl AttnScratch {
                     let rows = row..(row + rows_each).min(r.rows);
                     let segments = view.segments(r.position + rows.end - 1);
                     let len = Part::len(heads.len(), dv);
-                    let split = !made && rows.len() == 1 && segments > 1 && *parts + segments * len <= PARTS_LEN;
+                    let split =
+                        !made && rows.len() == 1 && segments > 1 && *parts + segments * len <= PARTS_LEN;
                     let unit = |split| Unit { run, kv_head, heads: heads.clone(), rows: rows.clone(), split };
                     if !split {
                         units.push(unit(None));
@@ -377,7 +420,8 @@ impl AttnScratch {
         let (d, dv) = job.kind.widths(made);
         let n = u.rows.len() * u.heads.len();
         // SAFETY: each worker has its own part.
-        let buffer = unsafe { self.workers.part_mut(worker * self.worker_len..(worker + 1) * self.worker_len) };
+        let buffer =
+            unsafe { self.workers.part_mut(worker * self.worker_len..(worker + 1) * self.worker_len) };
         let (q, rest) = buffer.split_at_mut(n * d);
         let (total, rest) = rest.split_at_mut(Part::len(n, dv));
         let (part, rest) = rest.split_at_mut(Part::len(n, dv));
@@ -393,7 +437,9 @@ impl AttnScratch {
             position: run.position + u.rows.start,
             rows: u.rows.len(),
         };
-        let mut fetch = |index: usize, slots: usize, f: &mut dyn FnMut(KvBlock<'_>, KvBlock<'_>)| match (job.kind, made) {
+        let mut fetch = |index: usize, slots: usize, f: &mut dyn FnMut(KvBlock<'_>, KvBlock<'_>)| match (
+            job.kind, made,
+        ) {
             (Kind::Mla(m), true) => make_keys(job, m, u.kv_head, run.pages[index], slots, rest, f),
             _ => f(
                 job.ctx.cache.keys(job.l, run.pages[index], u.kv_head),
@@ -436,7 +482,8 @@ impl AttnScratch {
         let u = &units[0];
         let n = u.heads.len();
         // SAFETY: each worker has its own part.
-        let buffer = unsafe { self.workers.part_mut(worker * self.worker_len..(worker + 1) * self.worker_len) };
+        let buffer =
+            unsafe { self.workers.part_mut(worker * self.worker_len..(worker + 1) * self.worker_len) };
         let mut total = Part::over(buffer, n, dv);
         total.clear();
         for (s, u) in units.iter().enumerate() {
@@ -481,7 +528,15 @@ fn job_view<'a>(ctx: Ctx<'a>, l: usize, layer: &Layer, pages: &'a [u32]) -> View
 }
 
 /// Makes one head's keys and values of a page from its latents, in `buffer`.
-fn make_keys(job: &Job, m: &Mla, head: usize, page: u32, slots: usize, buffer: &mut [f32], f: &mut dyn FnMut(KvBlock, KvBlock)) {
+fn make_keys(
+    job: &Job,
+    m: &Mla,
+    head: usize,
+    page: u32,
+    slots: usize,
+    buffer: &mut [f32],
+    f: &mut dyn FnMut(KvBlock, KvBlock),
+) {
     let (lora, d) = (m.kv_lora_rank, m.nope_dim + m.rope_dim);
     let (latents, rest) = buffer.split_at_mut(PAGE_TOKENS * lora);
     let (keys, values) = rest.split_at_mut(PAGE_TOKENS * d);
@@ -495,7 +550,8 @@ fn make_keys(job: &Job, m: &Mla, head: usize, page: u32, slots: usize, buffer: &
             (0..slots).for_each(|s| split(s, &mut data[s * stride..(s + 1) * stride].iter().copied()));
         }
         KvBlock::F16 { data, stride } => {
-            (0..slots).for_each(|s| split(s, &mut data[s * stride..(s + 1) * stride].iter().map(|v| v.to_f32())));
+            (0..slots)
+                .for_each(|s| split(s, &mut data[s * stride..(s + 1) * stride].iter().map(|v| v.to_f32())));
         }
     }
     // f32 whatever the codec: the latents were rounded once when they were cached, and are not again.
@@ -548,9 +604,4 @@ impl Kind<'_> {
             Kind::Mla(_) => None,
         }
     }
-}
-
-/// The cache type that a set of options asks for.
-pub fn kv_type(exact: bool, asked: Option<KvType>) -> KvType {
-    asked.unwrap_or(if exact { KvType::F32 } else { KvType::F16 })
 }

@@ -26,8 +26,12 @@ impl Shape {
     /// The shape a model needs.
     pub fn of(h: &Hyper) -> Shape {
         match h.attn {
-            AttnHyper::Mla { kv_lora_rank, rope_dim, .. } => Shape { heads: 1, key: kv_lora_rank + rope_dim, value: 0 },
-            AttnHyper::Gqa { n_kv_heads, head_dim, .. } => Shape { heads: n_kv_heads, key: head_dim, value: head_dim },
+            AttnHyper::Mla { kv_lora_rank, rope_dim, .. } => {
+                Shape { heads: 1, key: kv_lora_rank + rope_dim, value: 0 }
+            }
+            AttnHyper::Gqa { n_kv_heads, head_dim, .. } => {
+                Shape { heads: n_kv_heads, key: head_dim, value: head_dim }
+            }
         }
     }
 
@@ -132,18 +136,31 @@ impl Cache {
     ///
     /// # Safety
     /// No other thread may read or write the same row until a barrier of the team lies between.
-    pub unsafe fn write(&self, layer: usize, page: PageId, head: usize, slot: usize, value: bool, from: usize, x: &[f32]) {
+    pub unsafe fn write(
+        &self,
+        layer: usize,
+        page: PageId,
+        head: usize,
+        slot: usize,
+        value: bool,
+        from: usize,
+        x: &[f32],
+    ) {
         let at = self.row_at(layer, page, head, slot, value) + from;
         assert!(from + x.len() <= if value { self.shape.value } else { self.shape.key });
         match &self.data {
             Data::F32(v) => {
                 // SAFETY: the row is ours (contract) and inside the vector, whose length never changes.
-                let row = unsafe { std::slice::from_raw_parts_mut((*v.get()).as_ptr().add(at).cast_mut(), x.len()) };
+                let row = unsafe {
+                    std::slice::from_raw_parts_mut((*v.get()).as_ptr().add(at).cast_mut(), x.len())
+                };
                 row.copy_from_slice(x);
             }
             Data::F16(v) => {
                 // SAFETY: as above.
-                let row = unsafe { std::slice::from_raw_parts_mut((*v.get()).as_ptr().add(at).cast_mut(), x.len()) };
+                let row = unsafe {
+                    std::slice::from_raw_parts_mut((*v.get()).as_ptr().add(at).cast_mut(), x.len())
+                };
                 row.iter_mut().zip(x).for_each(|(d, s)| *d = f16::from_f32(*s));
             }
         }
@@ -182,9 +199,13 @@ impl Cache {
     pub fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>) {
         self.each_row(pages, tokens, |at, len| match &self.data {
             // SAFETY: no step runs while the backend is borrowed here, so no one writes.
-            Data::F32(v) => unsafe { &(&*v.get())[at..at + len] }.iter().for_each(|x| out.extend(x.to_le_bytes())),
+            Data::F32(v) => {
+                unsafe { &(&*v.get())[at..at + len] }.iter().for_each(|x| out.extend(x.to_le_bytes()))
+            }
             // SAFETY: as above.
-            Data::F16(v) => unsafe { &(&*v.get())[at..at + len] }.iter().for_each(|x| out.extend(x.to_le_bytes())),
+            Data::F16(v) => {
+                unsafe { &(&*v.get())[at..at + len] }.iter().for_each(|x| out.extend(x.to_le_bytes()))
+            }
         });
     }
 

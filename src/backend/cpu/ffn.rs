@@ -91,6 +91,11 @@ impl FfnScratch {
         }
     }
 
+    /// f32s of all buffers.
+    pub fn len(&self) -> usize {
+        [&self.gate, &self.up, &self.act, &self.down, &self.router].iter().map(|s| s.len()).sum()
+    }
+
     /// A dense layer: adds its result to `x (rows, hidden)`.
     pub fn dense(&mut self, ctx: Ctx, mlp: &Mlp, rows: usize, x: Acts, residual: &Shared) {
         let all = Rows::All(rows);
@@ -105,7 +110,15 @@ impl FfnScratch {
             q8: 0,
             out_row: 0,
         };
-        phases(ctx, &[job], x, [(rows, 0), (0, 0)], (&mut self.gate, &mut self.up, &mut self.act), &mut self.down, &mut self.q8);
+        phases(
+            ctx,
+            &[job],
+            x,
+            [(rows, 0), (0, 0)],
+            (&mut self.gate, &mut self.up, &mut self.act),
+            &mut self.down,
+            &mut self.q8,
+        );
         ctx.add_rows(rows, &self.down, None, residual);
     }
 
@@ -158,18 +171,37 @@ impl FfnScratch {
         }
         let shared_rows = if moe.shared.is_some() { rows } else { 0 };
         let acts = [(slots, 0), (shared_rows, slots * m.expert_width)];
-        phases(ctx, &jobs, x, acts, (&mut self.gate, &mut self.up, &mut self.act), &mut self.down, &mut self.q8);
+        phases(
+            ctx,
+            &jobs,
+            x,
+            acts,
+            (&mut self.gate, &mut self.up, &mut self.act),
+            &mut self.down,
+            &mut self.q8,
+        );
         drop(jobs);
         self.combine(ctx, m, rows, shared_rows > 0, residual);
         Ok(self.ids.len() as u64)
     }
 
     /// Router logits, then picks.
-    fn route(&mut self, ctx: Ctx, layer: LayerId, moe: &Moe, m: &MoeHyper, rows: usize, x: Acts, routes: &mut Routes) {
+    fn route(
+        &mut self,
+        ctx: Ctx,
+        layer: LayerId,
+        moe: &Moe,
+        m: &MoeHyper,
+        rows: usize,
+        x: Acts,
+        routes: &mut Routes,
+    ) {
         let out = Out::new(self.router.all_mut(), m.n_experts);
         let tiles = moe.router.tiles();
         // Few tiles, and the f32 path whatever the codec: a routing decision is worth full precision.
-        ctx.team.chunks(tiles, 1, &|range, _| ctx.ops.matmul_f32(&moe.router, range, x.f32, Rows::All(rows), out));
+        ctx.team.chunks(tiles, 1, &|range, _| {
+            ctx.ops.matmul_f32(&moe.router, range, x.f32, Rows::All(rows), out)
+        });
         let n_layers = ctx.model.hyper.n_layers;
         let logits = self.router.all_mut();
         for row in 0..rows {

@@ -53,13 +53,22 @@ pub struct CpuOptions {
 impl CpuOptions {
     /// The cache's element type.
     pub fn kv_type(&self) -> KvType {
-        attend_half::kv_type(self.exact, self.kv)
+        self.kv.unwrap_or(if self.exact { KvType::F32 } else { KvType::F16 })
     }
 }
 
 /// Bytes of one KV page of a model, all layers.
 pub fn page_bytes(h: &Hyper, kv: KvType) -> usize {
     h.n_layers * cache::Shape::of(h).page_len() * kv.bytes()
+}
+
+/// Bytes of the buffers that a step works in.
+pub fn scratch_bytes(h: &Hyper, o: &CpuOptions) -> u64 {
+    // The buffers' pages are committed when first written, so that making them to count them costs nothing.
+    let workers = o.threads.clamp(1, crate::limits::THREADS_MAX);
+    let attn = AttnScratch::new(h, o.rows_max, workers).len();
+    let ffn = FfnScratch::new(h, o.rows_max).len();
+    ((attn + ffn + 2 * o.rows_max * h.hidden) * 4 + o.rows_max * h.hidden * 9 / 8) as u64
 }
 
 /// The backend.
@@ -124,21 +133,38 @@ impl CpuBackend {
     fn check(&self, plan: &StepPlan) {
         let h = &self.model.hyper;
         let rows: usize = plan.runs.iter().map(|r| r.rows).sum();
-        assert!(rows >= 1 && rows <= self.options.rows_max, "{rows} rows in a step of {}", self.options.rows_max);
+        assert!(
+            rows >= 1 && rows <= self.options.rows_max,
+            "{rows} rows in a step of {}",
+            self.options.rows_max
+        );
         assert!(plan.layers.start <= plan.layers.end && plan.layers.end <= h.n_layers);
         let stride = h.masks.iter().map(|m| m.stride()).max().unwrap_or(1);
         for r in plan.runs {
             assert!(r.rows >= 1);
-            assert!(r.pages.len() >= crate::kv::pages_for(r.position + r.rows, stride), "a run's block table is short");
+            assert!(
+                r.pages.len() >= crate::kv::pages_for(r.position + r.rows, stride),
+                "a run's block table is short"
+            );
             if let crate::backend::Input::Tokens(ids) = r.input {
                 assert_eq!(ids.len(), r.rows);
-                assert!(ids.iter().all(|&t| (t as usize) < h.vocab), "token ids are checked where they enter");
+                assert!(
+                    ids.iter().all(|&t| (t as usize) < h.vocab),
+                    "token ids are checked where they enter"
+                );
             }
         }
     }
 
     /// Copies hidden states out, if the plan asks for number `index`.
-    fn copy_hidden(plan: &StepPlan, lines: &Lines, x: &Shared, hidden: usize, index: usize, out: &mut StepOutput) {
+    fn copy_hidden(
+        plan: &StepPlan,
+        lines: &Lines,
+        x: &Shared,
+        hidden: usize,
+        index: usize,
+        out: &mut StepOutput,
+    ) {
         for (i, _) in plan.hidden.iter().enumerate().filter(|(_, n)| **n == index) {
             let to = &mut out.hidden[i];
             to.resize(lines.len() * hidden, 0.0);

@@ -19,6 +19,12 @@ impl Shared {
         Shared { data: UnsafeCell::new(vec![0.0; len]) }
     }
 
+    /// Elements.
+    pub fn len(&self) -> usize {
+        // SAFETY: only the Vec's header is read, and it never changes.
+        unsafe { (*self.data.get()).len() }
+    }
+
     /// All of it, for one owner.
     pub fn all_mut(&mut self) -> &mut [f32] {
         self.data.get_mut()

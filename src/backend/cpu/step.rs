@@ -184,7 +184,11 @@ impl Ctx<'_> {
 }
 
 /// Splits `range` of concatenated lists of `lens` into `(list, range in the list)`.
-pub fn each_piece(range: Range<usize>, lens: impl Iterator<Item = usize>, mut f: impl FnMut(usize, Range<usize>)) {
+pub fn each_piece(
+    range: Range<usize>,
+    lens: impl Iterator<Item = usize>,
+    mut f: impl FnMut(usize, Range<usize>),
+) {
     let mut start = 0;
     for (i, len) in lens.enumerate() {
         let (from, to) = (range.start.max(start), range.end.min(start + len));

@@ -1,0 +1,50 @@
+//! What several tests need: safetensors files as f32, the fixtures, the optional shared folder.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// A tensor of a safetensors file, as f32 or i32 by its type.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    pub f32: Vec<f32>,
+    pub i32: Vec<i32>,
+}
+
+/// Reads a small safetensors file whole.
+pub fn read_safetensors(path: &Path) -> HashMap<String, Tensor> {
+    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+    let data = &bytes[8 + n..];
+    let mut out = HashMap::new();
+    for (name, t) in header.as_object().unwrap().iter().filter(|(k, _)| *k != "__metadata__") {
+        let at = |i: usize| t["data_offsets"][i].as_u64().unwrap() as usize;
+        let words = data[at(0)..at(1)].chunks_exact(4).map(|b| <[u8; 4]>::try_from(b).unwrap());
+        let mut tensor = Tensor { f32: vec![], i32: vec![] };
+        match t["dtype"].as_str().unwrap() {
+            "F32" => tensor.f32 = words.map(f32::from_le_bytes).collect(),
+            "I32" => tensor.i32 = words.map(i32::from_le_bytes).collect(),
+            other => panic!("{name}: {other}"),
+        }
+        out.insert(name.clone(), tensor);
+    }
+    out
+}
+
+/// The repository's fixtures.
+pub fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
+}
+
+/// Larger fixtures that are not in the repository: `$TEGU_SHARED`, or a folder `shared` beside the checkout.
+pub fn shared() -> Option<PathBuf> {
+    let named = std::env::var_os("TEGU_SHARED").map(PathBuf::from);
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(|p| p.join("shared"));
+    let found = named.or(beside)?;
+    found.is_dir().then_some(found)
+}
+
+/// Says that a test did nothing, in a form that CI counts.
+pub fn skipped(test: &str, why: &str) {
+    eprintln!("skipped: {test}: {why}");
+}
