@@ -381,7 +381,7 @@ impl AttnScratch {
         let r = &plan.runs[run];
         let made = matches!(kind, Kind::Mla(_)) && r.mla == MlaOrder::Materialized;
         let (kv_heads, group) = kind.heads(made);
-        let view = job_view(ctx, l, layer, r.pages);
+        let view = view(ctx, l, layer);
         // Few queries: split a head group so that every worker has some.
         let wanted = (2 * ctx.team.workers()).div_ceil(kv_heads * r.rows);
         let split_heads = if r.rows <= DECODE_ROWS { wanted.clamp(1, group) } else { 1 };
@@ -428,7 +428,7 @@ impl AttnScratch {
         let (scores, rest) = rest.split_at_mut(n * PAGE_TOKENS);
         let first_row = job.lines.first[u.run] + u.rows.start;
         self.gather(job, u, first_row, made, d, q);
-        let view = job_view(job.ctx, job.l, job.layer, run.pages);
+        let view = view(job.ctx, job.l, job.layer);
         let queries = Queries {
             q,
             d,
@@ -522,9 +522,9 @@ fn unit_len(n: usize, d: usize, dv: usize) -> usize {
     n * d + 2 * Part::len(n, dv) + n * PAGE_TOKENS
 }
 
-fn job_view<'a>(ctx: Ctx<'a>, l: usize, layer: &Layer, pages: &'a [u32]) -> View<'a> {
-    let placement = ctx.cache.placement(l);
-    View { cache: ctx.cache, layer: l, pages, mask: layer.mask, placement, dense: ctx.dense_masks }
+/// What the rows of one layer see.
+fn view(ctx: Ctx, l: usize, layer: &Layer) -> View {
+    View { mask: layer.mask, placement: ctx.cache.placement(l), dense: ctx.dense_masks }
 }
 
 /// Makes one head's keys and values of a page from its latents, in `buffer`.

@@ -6,24 +6,17 @@
 //! then merged in order. Decode computes segments on several workers and merges after; prefill merges as it goes: the
 //! same operations in the same order.
 
-use super::cache::Cache;
 use super::ops::{KvBlock, Ops};
-use crate::kv::{PAGE_TOKENS, PageId, Placement};
+use crate::kv::{PAGE_TOKENS, Placement};
 use crate::model::Mask;
 use std::ops::Range;
 
 /// Pages of a segment: long enough that merging is nothing, short enough that one row at 4k keeps all cores busy.
 pub const SEGMENT_PAGES: usize = 8;
 
-/// One sequence's view of one layer's cache.
+/// What a layer's rows see and where it lies.
 #[derive(Clone, Copy)]
-pub struct View<'a> {
-    /// The pages' bytes.
-    pub cache: &'a Cache,
-    /// Which layer.
-    pub layer: usize,
-    /// The sequence's block table.
-    pub pages: &'a [PageId],
+pub struct View {
     /// What a row sees.
     pub mask: Mask,
     /// Where positions lie.
@@ -32,7 +25,7 @@ pub struct View<'a> {
     pub dense: bool,
 }
 
-impl View<'_> {
+impl View {
     /// Segments that hold positions up to `last`.
     pub fn segments(&self, last: usize) -> usize {
         self.pages_to(last).div_ceil(SEGMENT_PAGES)
@@ -98,13 +91,6 @@ pub struct Queries<'a> {
     pub position: usize,
     /// Rows.
     pub rows: usize,
-}
-
-impl Queries<'_> {
-    /// Queries in all.
-    pub fn len(&self) -> usize {
-        self.rows * self.per_row
-    }
 }
 
 /// Running softmax of `n` queries: `(n)` maxima, `(n)` sums, `(n, dv)` weighted values, not yet divided.

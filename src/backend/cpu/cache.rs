@@ -70,16 +70,6 @@ impl Cache {
         Cache { shape, pages, strides: h.masks.iter().map(|m| m.stride()).collect(), data }
     }
 
-    /// The pages' shape.
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-
-    /// Pages in all.
-    pub fn pages(&self) -> usize {
-        self.pages
-    }
-
     /// How a layer places positions.
     pub fn placement(&self, layer: usize) -> Placement {
         Placement { stride: self.strides[layer] }
