@@ -2,13 +2,16 @@
 //! closed; evaluation ([`eval`]) runs given tokens through the same steps.
 
 pub mod eval;
+mod generate;
 
 pub use eval::{EvalChunk, EvalOptions};
+pub use generate::{Done, Event, Request, SeqId, Stats};
 
 use crate::backend::{Backend, Counters, MlaOrder, StepOutput};
 use crate::kv::{BlockTable, PagePool};
 use crate::model::{AttnHyper, Hyper};
 use crate::units::{Error, Result};
+use generate::Sequence;
 
 /// What the engine may do in one step; the power governor's word, later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +41,8 @@ pub struct Engine {
     context_tokens: usize,
     /// Order of latent attention for prompts, if forced.
     mla: Option<MlaOrder>,
+    seqs: Vec<Sequence>,
+    next_id: SeqId,
     out: StepOutput,
 }
 
@@ -63,6 +68,8 @@ impl Engine {
             hyper,
             context_tokens,
             mla,
+            seqs: Vec::new(),
+            next_id: 0,
             out: StepOutput::default(),
         }
     }

@@ -1,1 +1,130 @@
-//! Room to be filled.
+//! Choosing the next token from logits. Pure and deterministic: the same parameters, seed and logits give the same
+//! tokens, on any machine.
+//!
+//! The order is llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature,
+//! then a draw. Temperature 0 takes the likeliest token after bias, penalties and DRY; ties go to the lower id.
+
+mod filter;
+mod history;
+mod params;
+mod rng;
+
+pub use params::SampleParams;
+pub use rng::Rng;
+
+use crate::units::{Error, Result, TokenId};
+use filter::Candidate;
+use history::History;
+
+/// A chosen token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub token: TokenId,
+    /// Its natural log-probability in the model's own distribution, before bias, penalties and filters; NaN unless
+    /// log-probabilities were asked for.
+    pub logprob: f32,
+    /// The likeliest tokens of that distribution, likeliest first; as many as asked for.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// Chooses tokens for one sequence.
+#[derive(Debug)]
+pub struct Sampler {
+    params: SampleParams,
+    rng: Rng,
+    history: History,
+    candidates: Vec<Candidate>,
+    weights: Vec<f32>,
+    original: Vec<f32>,
+}
+
+impl Sampler {
+    /// Checks the parameters.
+    pub fn new(params: SampleParams) -> Result<Sampler> {
+        params.check()?;
+        let rng = Rng::new(params.seed);
+        let history = History::new(&params);
+        let (candidates, weights, original) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Sampler { params, rng, history, candidates, weights, original })
+    }
+
+    /// Tells the sampler of a token that is now part of the text: what it chose, or part of the prompt.
+    pub fn accept(&mut self, token: TokenId) {
+        self.history.push(token);
+    }
+
+    /// Chooses from `logits (vocab)`, which it changes. NaN counts as -infinity; no finite logit at all is an error.
+    pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled> {
+        logits.iter_mut().filter(|l| l.is_nan()).for_each(|l| *l = f32::NEG_INFINITY);
+        if !logits.iter().any(|l| l.is_finite()) {
+            return Err(Error::bad("sampler", "logits", "at least one finite value", "none"));
+        }
+        let wants_logprobs = self.params.logprobs.is_some();
+        if wants_logprobs {
+            self.original.clear();
+            self.original.extend_from_slice(logits);
+        }
+        for &(id, bias) in &self.params.logit_bias {
+            if let Some(l) = logits.get_mut(id as usize) {
+                *l += bias;
+            }
+        }
+        self.history.penalize(&self.params, logits);
+        if !logits.iter().any(|l| *l > f32::NEG_INFINITY) {
+            return Err(Error::bad("sampling", "logit_bias", "to leave one token possible", "none"));
+        }
+        let token = if self.params.temp == 0.0 { argmax(logits) } else { self.draw(logits) };
+        let (logprob, top) = if wants_logprobs { self.logprobs(token) } else { (f32::NAN, Vec::new()) };
+        Ok(Sampled { token, logprob, top })
+    }
+
+    /// Filters and draws.
+    fn draw(&mut self, logits: &[f32]) -> TokenId {
+        let p = &self.params;
+        let c = &mut self.candidates;
+        filter::collect(c, logits, p.top_n_sigma);
+        filter::top_k(c, p.top_k);
+        filter::typical(c, p.typical, &mut self.weights);
+        filter::top_p(c, p.top_p, &mut self.weights);
+        filter::min_p(c, p.min_p);
+        filter::xtc(c, p.xtc_probability, p.xtc_threshold, &mut self.weights, &mut self.rng);
+        c.iter_mut().for_each(|c| c.logit /= p.temp);
+        filter::softmax(c, &mut self.weights);
+        let mut left = self.rng.unit();
+        for (c, w) in c.iter().zip(&self.weights) {
+            left -= f64::from(*w);
+            if left < 0.0 {
+                return c.id;
+            }
+        }
+        // Rounding can leave a crumb: the last candidate that has any weight takes it.
+        let last = c.iter().zip(&self.weights).rev().find(|(_, w)| **w > 0.0);
+        last.map_or(c[0].id, |(c, _)| c.id)
+    }
+
+    /// Log-probability of `token` and of the likeliest tokens before anything was changed.
+    fn logprobs(&mut self, token: TokenId) -> (f32, Vec<(TokenId, f32)>) {
+        let max = self.original.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = self.original.iter().map(|l| f64::from(l - max).exp()).sum();
+        let lse = f64::from(max) + sum.ln();
+        let logprob = |l: f32| (f64::from(l) - lse) as f32;
+        let mut top = Vec::new();
+        if let Some(n) = self.params.logprobs.filter(|&n| n > 0) {
+            filter::collect(&mut self.candidates, &self.original, -1.0);
+            filter::top_k(&mut self.candidates, n);
+            top.extend(self.candidates.iter().map(|c| (c.id, logprob(c.logit))));
+        }
+        (logprob(self.original[token as usize]), top)
+    }
+}
+
+/// The first index of the largest value.
+pub fn argmax(v: &[f32]) -> TokenId {
+    let best =
+        v.iter().enumerate().fold((0, f32::NEG_INFINITY), |a, (i, &x)| if x > a.1 { (i, x) } else { a });
+    best.0 as TokenId
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! Penalties for tokens and passages that were used already.
+
+use super::params::SampleParams;
+use crate::units::TokenId;
+use std::collections::HashMap;
+
+/// Tokens a history keeps when nothing bounds the look-back: the longest context anyone samples with.
+const HISTORY_MAX: usize = 1 << 20;
+
+/// Recent tokens, as many as any penalty looks back.
+#[derive(Debug)]
+pub struct History {
+    tokens: Vec<TokenId>,
+    keep: usize,
+    counts: HashMap<TokenId, u32>,
+    z: Vec<usize>,
+}
+
+impl History {
+    /// A history for these parameters; keeps nothing if nothing would read it.
+    pub fn new(p: &SampleParams) -> History {
+        let reach =
+            |on: bool, n: Option<usize>| if on { n.unwrap_or(HISTORY_MAX).min(HISTORY_MAX) } else { 0 };
+        let penalties = p.repeat_penalty != 1.0 || p.frequency_penalty != 0.0 || p.presence_penalty != 0.0;
+        let keep = reach(penalties, p.repeat_last_n).max(reach(p.dry_multiplier > 0.0, p.dry_penalty_last_n));
+        History { tokens: Vec::new(), keep, counts: HashMap::new(), z: Vec::new() }
+    }
+
+    /// Adds a token.
+    pub fn push(&mut self, token: TokenId) {
+        if self.keep == 0 {
+            return;
+        }
+        if self.tokens.len() >= 2 * self.keep {
+            self.tokens.drain(..self.tokens.len() - self.keep);
+        }
+        self.tokens.push(token);
+    }
+
+    fn last(&self, n: Option<usize>) -> &[TokenId] {
+        &self.tokens[self.tokens.len().saturating_sub(n.unwrap_or(usize::MAX).min(self.keep))..]
+    }
+
+    /// Applies all penalties.
+    pub fn penalize(&mut self, p: &SampleParams, logits: &mut [f32]) {
+        if self.keep == 0 {
+            return;
+        }
+        let mut counts = std::mem::take(&mut self.counts);
+        counts.clear();
+        self.last(p.repeat_last_n).iter().for_each(|&t| *counts.entry(t).or_insert(0) += 1);
+        for (&t, &n) in &counts {
+            if let Some(l) = logits.get_mut(t as usize) {
+                *l = if *l <= 0.0 { *l * p.repeat_penalty } else { *l / p.repeat_penalty };
+                *l -= n as f32 * p.frequency_penalty + p.presence_penalty;
+            }
+        }
+        self.counts = counts;
+        if p.dry_multiplier > 0.0 {
+            self.dry(p, logits);
+        }
+    }
+
+    /// DRY: if the text ends with a passage that stood before, the token that followed it then costs
+    /// `multiplier * base^(length - allowed)`.
+    fn dry(&mut self, p: &SampleParams, logits: &mut [f32]) {
+        let mut z = std::mem::take(&mut self.z);
+        let window = self.last(p.dry_penalty_last_n);
+        let n = window.len();
+        let back = |i: usize| window[n - 1 - i];
+        // No passage reaches over a breaker: only the tokens after the last one can repeat.
+        let limit = (0..n).find(|&i| p.dry_breakers.contains(&back(i))).unwrap_or(n);
+        z_function(n, &back, &mut z);
+        let mut longest: HashMap<TokenId, usize> = HashMap::new();
+        for (i, &matched) in z.iter().enumerate().skip(1) {
+            let len = matched.min(limit);
+            if len >= p.dry_allowed_length.max(1) {
+                let best = longest.entry(back(i - 1)).or_insert(0);
+                *best = len.max(*best);
+            }
+        }
+        for (t, len) in longest {
+            if p.dry_breakers.contains(&t) {
+                continue;
+            }
+            if let Some(l) = logits.get_mut(t as usize) {
+                // Capped, so that long loops do not overflow; f32 has no use for more.
+                let power = p.dry_base.powi((len - p.dry_allowed_length.min(len)).min(200) as i32);
+                *l -= (p.dry_multiplier * power).min(1e9);
+            }
+        }
+        self.z = z;
+    }
+}
+
+/// `z[i]` = length of the longest common prefix of the sequence and its suffix from `i`, in linear time.
+fn z_function(n: usize, at: &dyn Fn(usize) -> TokenId, z: &mut Vec<usize>) {
+    z.clear();
+    z.resize(n, 0);
+    let (mut left, mut right) = (0, 0);
+    for i in 1..n {
+        let mut len = if i < right { z[i - left].min(right - i) } else { 0 };
+        while i + len < n && at(len) == at(i + len) {
+            len += 1;
+        }
+        z[i] = len;
+        if i + len > right {
+            (left, right) = (i, i + len);
+        }
+    }
+}
