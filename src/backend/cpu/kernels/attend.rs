@@ -1,13 +1,15 @@
 //! Attention's two products over a block of cached rows.
 //!
-//! Scores: 2 * d operations a (query, key), each key element loaded (and widened from f16) once for [`QUERIES`] queries.
-//! Values: `acc[d] = fma(p[j], v[j][d], acc[d])` in the order of j, so that a block may be cut anywhere.
+//! Both work on register tiles: a key or value is loaded (and widened from f16) once for up to 8 queries. Scores cost a fused
+//! multiply-add a 16 elements and about 5 operations a (query, key) for the sum over lanes; values a fused
+//! multiply-add a 16 elements. `acc[d] = fma(p[j], v[j][d], acc[d])` in the order of j, so that a block may be cut anywhere.
 
-use super::simd::Simd;
+// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
+// set's features and may not be inlined.
+#![allow(clippy::needless_range_loop)]
+
+use super::simd::{LANES, Simd};
 use super::vector::{load, store};
-
-/// Queries that share a loaded key or value.
-const QUERIES: usize = 4;
 
 /// Rows of cached keys or values, `(rows, d)`, some stride apart.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +75,30 @@ pub struct Rows2<P> {
     pub stride: usize,
 }
 
+impl<T> Rows2<*const T> {
+    /// The rows from `i` on.
+    ///
+    /// # Safety
+    /// Row `i` exists.
+    #[inline(always)]
+    unsafe fn row(self, i: usize) -> Self {
+        // SAFETY: by the contract.
+        Rows2 { ptr: unsafe { self.ptr.add(i * self.stride) }, ..self }
+    }
+}
+
+impl<T> Rows2<*mut T> {
+    /// The rows from `i` on.
+    ///
+    /// # Safety
+    /// Row `i` exists.
+    #[inline(always)]
+    unsafe fn row(self, i: usize) -> Self {
+        // SAFETY: by the contract.
+        Rows2 { ptr: unsafe { self.ptr.add(i * self.stride) }, ..self }
+    }
+}
+
 /// `out[i][j] = q[i] · k[j]` for `i < nq`, `j < nk`.
 ///
 /// # Safety
@@ -89,13 +115,16 @@ pub unsafe fn qk<S: Simd, E: KvElement>(
     let mut i = 0;
     // SAFETY: i + Q <= nq in each call.
     unsafe {
-        while i + QUERIES <= nq {
-            qk_rows::<S, E, QUERIES>(q, i, k, nk, d, out);
-            i += QUERIES;
+        while S::SUBS == 1 && i + 4 <= nq {
+            qk_rows::<S, E, 4>(q, i, k, nk, d, out);
+            i += 4;
         }
-        while i < nq {
+        while i + 2 <= nq {
+            qk_rows::<S, E, 2>(q, i, k, nk, d, out);
+            i += 2;
+        }
+        if i < nq {
             qk_rows::<S, E, 1>(q, i, k, nk, d, out);
-            i += 1;
         }
     }
 }
@@ -113,28 +142,67 @@ unsafe fn qk_rows<S: Simd, E: KvElement, const Q: usize>(
     d: usize,
     out: Rows2<*mut f32>,
 ) {
-    for j in 0..nk {
-        // SAFETY: j < nk, i + Q queries, columns below d.
-        unsafe {
-            let mut sums = [[S::splat(0.0); 4]; Q];
-            let key = k.ptr.add(j * k.stride);
-            let mut c = 0;
-            while c < d {
-                for s in 0..S::SUBS {
-                    let at = c + s * S::W;
-                    if at < d {
-                        let lanes = S::W.min(d - at);
-                        let key = E::load::<S>(key.add(at), lanes);
-                        for (n, sum) in sums.iter_mut().enumerate() {
-                            let query = load::<S>(q.ptr.add((i + n) * q.stride + at), lanes);
-                            sum[s] = S::fma(query, key, sum[s]);
-                        }
+    let mut j = 0;
+    // SAFETY: j + K <= nk in each call.
+    unsafe {
+        while (S::SUBS == 1 || Q == 1) && j + 4 <= nk {
+            qk_tile::<S, E, Q, 4>(q, i, k, j, d, out);
+            j += 4;
+        }
+        while j + 2 <= nk {
+            qk_tile::<S, E, Q, 2>(q, i, k, j, d, out);
+            j += 2;
+        }
+        if j < nk {
+            qk_tile::<S, E, Q, 1>(q, i, k, j, d, out);
+        }
+    }
+}
+
+/// Queries `i..i+Q` against keys `j..j+K`.
+///
+/// # Safety
+/// As [`qk`], with `i + Q` queries and `j + K` keys.
+#[inline(always)]
+unsafe fn qk_tile<S: Simd, E: KvElement, const Q: usize, const K: usize>(
+    q: Rows2<*const f32>,
+    i: usize,
+    k: Rows2<*const E>,
+    j: usize,
+    d: usize,
+    out: Rows2<*mut f32>,
+) {
+    // SAFETY: queries below i + Q, keys below j + K, columns below d.
+    unsafe {
+        let (q, k) = (q.row(i), k.row(j));
+        let mut sums = [[[S::splat(0.0); 4]; K]; Q];
+        for c in (0..d).step_by(LANES) {
+            for s in 0..S::SUBS {
+                let at = c + s * S::W;
+                let lanes = S::W.min(d.saturating_sub(at));
+                if lanes == 0 {
+                    break;
+                }
+                let mut keys = [S::splat(0.0); K];
+                for m in 0..K {
+                    keys[m] = E::load::<S>(k.ptr.add(m * k.stride + at), lanes);
+                }
+                for n in 0..Q {
+                    let query = load::<S>(q.ptr.add(n * q.stride + at), lanes);
+                    for m in 0..K {
+                        sums[n][m][s] = S::fma(query, keys[m], sums[n][m][s]);
                     }
                 }
-                c += S::W * S::SUBS;
             }
-            for (n, sum) in sums.iter().enumerate() {
-                *out.ptr.add((i + n) * out.stride + j) = S::sum16(sum);
+        }
+        for n in 0..Q {
+            let out = out.ptr.add((i + n) * out.stride + j);
+            if K == 4 {
+                S::sum16_of_4(&[sums[n][0], sums[n][1 % K], sums[n][2 % K], sums[n][3 % K]], out);
+            } else {
+                for m in 0..K {
+                    *out.add(m) = S::sum16(&sums[n][m]);
+                }
             }
         }
     }
@@ -156,23 +224,30 @@ pub unsafe fn pv<S: Simd, E: KvElement>(
     let mut i = 0;
     // SAFETY: i + Q <= nq in each call.
     unsafe {
-        while i + QUERIES <= nq {
-            pv_rows::<S, E, QUERIES>(p, i, v, nk, d, acc);
-            i += QUERIES;
+        while S::REGISTERS >= 32 && i + 8 <= nq {
+            pv_rows::<S, E, 8, 2>(p, i, v, nk, d, acc);
+            i += 8;
         }
-        while i < nq {
-            pv_rows::<S, E, 1>(p, i, v, nk, d, acc);
-            i += 1;
+        while i + 4 <= nq {
+            pv_rows::<S, E, 4, 2>(p, i, v, nk, d, acc);
+            i += 4;
+        }
+        while i + 2 <= nq {
+            pv_rows::<S, E, 2, 4>(p, i, v, nk, d, acc);
+            i += 2;
+        }
+        if i < nq {
+            pv_rows::<S, E, 1, 8>(p, i, v, nk, d, acc);
         }
     }
 }
 
-/// Rows `i..i+Q` of `acc`.
+/// Rows `i..i+Q` of `acc`, `V` registers of columns at a time.
 ///
 /// # Safety
 /// As [`pv`], with `i + Q` rows.
 #[inline(always)]
-unsafe fn pv_rows<S: Simd, E: KvElement, const Q: usize>(
+unsafe fn pv_rows<S: Simd, E: KvElement, const Q: usize, const V: usize>(
     p: Rows2<*const f32>,
     i: usize,
     v: Rows2<*const E>,
@@ -181,24 +256,59 @@ unsafe fn pv_rows<S: Simd, E: KvElement, const Q: usize>(
     acc: Rows2<*mut f32>,
 ) {
     let mut c = 0;
-    while c < d {
-        // SAFETY: columns c..c+lanes below d, rows below i + Q and nk.
-        unsafe {
+    // SAFETY: the columns of each call are below d.
+    unsafe {
+        let (p, acc) = (p.row(i), acc.row(i));
+        while c + V * S::W <= d {
+            pv_tile::<S, E, Q, V>(p, v, nk, c, S::W, acc);
+            c += V * S::W;
+        }
+        while c < d {
             let lanes = S::W.min(d - c);
-            let mut sums = [S::splat(0.0); Q];
-            for (n, sum) in sums.iter_mut().enumerate() {
-                *sum = load::<S>(acc.ptr.add((i + n) * acc.stride + c), lanes);
-            }
-            for j in 0..nk {
-                let value = E::load::<S>(v.ptr.add(j * v.stride + c), lanes);
-                for (n, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::fma(S::splat(*p.ptr.add((i + n) * p.stride + j)), value, *sum);
-                }
-            }
-            for (n, sum) in sums.iter().enumerate() {
-                store::<S>(acc.ptr.add((i + n) * acc.stride + c), *sum, lanes);
+            pv_tile::<S, E, Q, 1>(p, v, nk, c, lanes, acc);
+            c += lanes;
+        }
+    }
+}
+
+/// `Q` rows and `V` registers of columns from `c` on; the last register has `lanes` columns.
+///
+/// # Safety
+/// The rows and columns exist; `lanes` is `W` unless `V` is 1.
+#[inline(always)]
+unsafe fn pv_tile<S: Simd, E: KvElement, const Q: usize, const V: usize>(
+    p: Rows2<*const f32>,
+    v: Rows2<*const E>,
+    nk: usize,
+    c: usize,
+    lanes: usize,
+    acc: Rows2<*mut f32>,
+) {
+    // SAFETY: by the contract.
+    unsafe {
+        let mut sums = [[S::splat(0.0); V]; Q];
+        for n in 0..Q {
+            for m in 0..V {
+                sums[n][m] = load::<S>(acc.ptr.add(n * acc.stride + c + m * S::W), lanes);
             }
         }
-        c += S::W;
+        for j in 0..nk {
+            let row = v.ptr.add(j * v.stride + c);
+            let mut values = [S::splat(0.0); V];
+            for m in 0..V {
+                values[m] = E::load::<S>(row.add(m * S::W), lanes);
+            }
+            for n in 0..Q {
+                let weight = S::splat(*p.ptr.add(n * p.stride + j));
+                for m in 0..V {
+                    sums[n][m] = S::fma(weight, values[m], sums[n][m]);
+                }
+            }
+        }
+        for n in 0..Q {
+            for m in 0..V {
+                store::<S>(acc.ptr.add(n * acc.stride + c + m * S::W), sums[n][m], lanes);
+            }
+        }
     }
 }

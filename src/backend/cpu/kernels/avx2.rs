@@ -55,6 +55,7 @@ unsafe fn widen(acc: __m256i, pairs: __m256i) -> __m256i {
 
 impl Simd for Avx2 {
     const W: usize = W;
+    const REGISTERS: usize = 16;
     type F = __m256;
     type I = __m256i;
     op! {

@@ -17,6 +17,13 @@ fn first(n: usize) -> u16 {
     (1u16 << n) - 1
 }
 
+/// The first tree step of a sum: lanes eight apart added.
+#[inline(always)]
+unsafe fn halves(v: __m512) -> __m256 {
+    // SAFETY: the callers have the instruction set.
+    unsafe { _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)) }
+}
+
 impl Simd for Avx512 {
     const W: usize = LANES;
     type F = __m512;
@@ -38,10 +45,22 @@ impl Simd for Avx512 {
         max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
         min(a: __m512, b: __m512) -> __m512 = _mm512_min_ps(a, b);
         sum16(v: &[__m512; 4]) -> f32 = {
-            let v = _mm256_add_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1));
+            let v = halves(v[0]);
             let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
             let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
             _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        };
+        sum16_of_4(v: &[[__m512; 4]; 4], out: *mut f32) = {
+            let (a, b) = (halves(v[0][0]), halves(v[1][0]));
+            let (c, d) = (halves(v[2][0]), halves(v[3][0]));
+            // [a0..4 | b0..4], four apart added; then the same for c and d.
+            let ab = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+            let cd = _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+            // [a0 a1 c0 c1 | b0 b1 d0 d1], two apart added; then neighbours.
+            let v = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+            let v = _mm256_add_ps(v, _mm256_movehdup_ps(v));
+            let v = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 4, 2, 6, 0, 4, 2, 6));
+            _mm_storeu_ps(out, _mm256_castps256_ps128(v))
         };
         splat_i(v: i32) -> __m512i = _mm512_set1_epi32(v);
         add_i(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);

@@ -13,6 +13,8 @@ pub const LANES: usize = 16;
 pub trait Simd: Copy {
     /// 32-bit lanes of a register.
     const W: usize;
+    /// Vector registers there are.
+    const REGISTERS: usize = 32;
     /// Registers that hold 16 lanes.
     const SUBS: usize = LANES / Self::W;
     /// `W` f32.
@@ -43,6 +45,19 @@ pub trait Simd: Copy {
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     /// Adds 16 lanes as a tree: lanes 8 apart, then 4, 2, 1.
     unsafe fn sum16(v: &[Self::F; 4]) -> f32;
+    /// Four such sums to `out[0..4]`.
+    #[inline(always)]
+    unsafe fn sum16_of_4(v: &[[Self::F; 4]; 4], out: *mut f32) {
+        // SAFETY: by the trait's contract.
+        unsafe {
+            out.cast::<[f32; 4]>().write_unaligned([
+                Self::sum16(&v[0]),
+                Self::sum16(&v[1]),
+                Self::sum16(&v[2]),
+                Self::sum16(&v[3]),
+            ])
+        };
+    }
 
     unsafe fn splat_i(v: i32) -> Self::I;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
