@@ -52,3 +52,34 @@ fn each<const N: usize>(row: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> 
         *o = value(*b);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::codec::TABLE;
+    use super::*;
+
+    /// `tests/data/codecs`: blocks with the values that gguf-py gives them (`tools/make_codec_vectors.py`).
+    #[test]
+    fn every_codec_decodes_as_gguf_py_does() {
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/codecs");
+        for info in TABLE.iter().filter(|i| i.codec != Codec::F32) {
+            let file = std::fs::read(dir.join(format!("{}.bin", info.name))).unwrap();
+            let blocks = file.len() / (info.block_bytes + 4 * info.block_len);
+            assert!(blocks > 0 && file.len() == blocks * (info.block_bytes + 4 * info.block_len));
+            let (row, want) = file.split_at(blocks * info.block_bytes);
+            let mut got = vec![0.0; blocks * info.block_len];
+            decode_row(info.codec, row, &mut got);
+            for (i, (got, want)) in got.iter().zip(want.as_chunks::<4>().0).enumerate() {
+                let want = f32::from_le_bytes(*want);
+                // Bit for bit, but for zero's sign (numpy adds offsets in another order) and NaN's payload.
+                assert!(*got == want || got.is_nan() && want.is_nan(), "{} {i}: {got} {want}", info.name);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "q4_k row")]
+    fn a_row_of_another_length_is_a_bug() {
+        decode_row(Codec::Q4K, &[0; 144], &mut [0.0; 128]);
+    }
+}
