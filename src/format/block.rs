@@ -67,8 +67,8 @@ fn per_half(scale: impl Fn(usize) -> (f32, f32), value: impl Fn(usize, (f32, f32
     let mut out = [0.0; GROUP];
     for h in 0..2 {
         let s = scale(h);
-        for k in 16 * h..16 * h + 16 {
-            out[k] = value(k, s);
+        for (j, out) in out[16 * h..][..16].iter_mut().enumerate() {
+            *out = value(16 * h + j, s);
         }
     }
     out

@@ -54,8 +54,8 @@ pub fn encode_row(codec: Codec, values: &[f32], out: &mut [u8]) -> Result<(), Un
     assert!(can_encode(codec), "{} has no encoder", codec.name());
     assert_eq!(codec.row_bytes(values.len()), Some(out.len()), "{} row", codec.name());
     let max = max_value(codec);
-    // Not `v.abs() > max`: a NaN must fail too.
-    if let Some(column) = values.iter().position(|v| !(v.abs() <= max)) {
+    // A NaN is in no range.
+    if let Some(column) = values.iter().position(|v| !(-max..=max).contains(v)) {
         return Err(Unencodable { codec, column, value: values[column] });
     }
     match codec {

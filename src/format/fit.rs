@@ -34,8 +34,8 @@ fn hold(x: f32, lo: f32, hi: f32) -> f32 {
 pub fn sum<const N: usize>(f: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0; 8];
     for i in 0..N / 8 {
-        for l in 0..8 {
-            lanes[l] += f(8 * i + l);
+        for (l, lane) in lanes.iter_mut().enumerate() {
+            *lane += f(8 * i + l);
         }
     }
     let [a, b, c, d, e, f, g, h] = lanes;

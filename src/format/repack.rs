@@ -388,8 +388,8 @@ fn iq4xs(blocks: &[&[u8; 136]; TILE_ROWS], dst: Dst) {
         for (g, codes) in dst.codes.as_chunks_mut::<256>().0.iter_mut().enumerate() {
             dst.sc[g * TILE_ROWS + r] = iq4xs_scale(*b, g).wrapping_sub(32);
             let q: [u32; 4] = words(*b, 8 + 16 * g);
-            for c in 0..4 {
-                set(codes, c, r, q[c]);
+            for (c, q) in q.into_iter().enumerate() {
+                set(codes, c, r, q);
             }
         }
     }

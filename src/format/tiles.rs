@@ -28,15 +28,13 @@ impl<'a> Tiles<'a> {
     /// group may be short) and padded rows are 0.
     pub fn group(&self, tile: usize, group: usize, out: &mut [[f32; TILE_ROWS]; GROUP]) {
         *out = [[0.0; TILE_ROWS]; GROUP];
-        let rows = (self.rows - tile * TILE_ROWS).min(TILE_ROWS);
         let first = group * GROUP;
         let cols = (self.cols - first).min(GROUP);
         let mut values = [0.0; GROUP];
-        for r in 0..rows {
-            let row = tile * TILE_ROWS + r;
+        for row in tile * TILE_ROWS..self.rows.min((tile + 1) * TILE_ROWS) {
             self.columns(row, first, &mut values[..cols]);
-            for k in 0..cols {
-                out[k][r] = values[k];
+            for (out, v) in out.iter_mut().zip(&values[..cols]) {
+                out[row % TILE_ROWS] = *v;
             }
         }
     }
