@@ -4,12 +4,15 @@
 //! one line, and its kind is the exit code.
 
 mod args;
+mod aside;
 mod bench_report;
 pub mod daemon;
 mod llama;
 mod out;
+mod pack;
 mod perplexity;
 mod resolve;
+mod synth;
 mod tensors;
 
 use std::process::ExitCode;
@@ -52,6 +55,10 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Quantize a model into a GGUF that Tegu and llama.cpp load.
+    Pack(pack::Args),
+    /// Write a GGUF with random weights in the shape of a published model.
+    Synth(synth::Args),
     /// Print a completion script for a shell.
     #[command(
         after_long_help = "Example:\n  tegu completions bash > ~/.local/share/bash-completion/completions/tegu"
@@ -97,6 +104,8 @@ fn dispatch(cli: Cli) -> Result<()> {
             let mut out = Out::stdout();
             if *json { out.json(&out::config_json(&config)) } else { out.text(&config.to_string()) }
         }
+        Command::Pack(args) => pack::pack(args),
+        Command::Synth(args) => synth::synth(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "tegu", &mut script);

@@ -10,7 +10,7 @@ mod open_hf;
 pub mod source;
 
 pub use expert::{Expert, ExpertSource, ResidentExperts};
-pub use file::Reader;
+pub use file::{Reader, read_side_file};
 pub use load::{MatrixJob, RowSpan, load, resident_bytes};
 pub use matrix::{Matrix, Segment, WeightBytes};
 pub use source::{HfMeta, Meta, Rows, Source, Tensor};

@@ -1,0 +1,75 @@
+//! A config.json read with errors that name the key, what was expected and what is there.
+
+use crate::units::{Error, Result};
+use serde_json::Value;
+use std::path::Path;
+
+/// A JSON object of a Hugging Face folder.
+#[derive(Clone, Copy)]
+pub struct Json<'a> {
+    /// The file, for messages.
+    pub path: &'a Path,
+    /// Where in the file this object is: empty, or `rope_parameters.`.
+    pub prefix: &'static str,
+    /// The object.
+    pub value: &'a Value,
+}
+
+impl<'a> Json<'a> {
+    /// The value under `key`; JSON null counts as absent.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.value.get(key).filter(|v| !v.is_null())
+    }
+
+    /// The error that `key` should have been `expected`.
+    pub fn bad(&self, key: &str, expected: impl std::fmt::Display) -> Error {
+        let found = self.get(key).map_or("nothing".to_owned(), Value::to_string);
+        Error::bad(self.path, format_args!("{}{key}", self.prefix), expected, found)
+    }
+
+    fn opt<T>(&self, key: &str, what: &str, f: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(v) => f(v).map(Some).ok_or_else(|| self.bad(key, what)),
+        }
+    }
+
+    /// An integer that fits u32, if the key is there.
+    pub fn opt_u32(&self, key: &str) -> Result<Option<u32>> {
+        self.opt(key, "an integer from 0 to 4294967295", |v| v.as_u64()?.try_into().ok())
+    }
+
+    /// An integer that fits u32.
+    pub fn u32(&self, key: &str) -> Result<u32> {
+        self.opt_u32(key)?.ok_or_else(|| self.bad(key, "an integer from 0 to 4294967295"))
+    }
+
+    /// An integer from 1: a count of things, or a width.
+    pub fn size(&self, key: &str) -> Result<usize> {
+        match self.u32(key)? {
+            0 => Err(self.bad(key, "an integer of 1 or more")),
+            n => Ok(n as usize),
+        }
+    }
+
+    /// A number, if the key is there.
+    pub fn opt_f32(&self, key: &str) -> Result<Option<f32>> {
+        self.opt(key, "a number", |v| v.as_f64().map(|x| x as f32))
+    }
+
+    /// A bool, if the key is there.
+    pub fn opt_bool(&self, key: &str) -> Result<Option<bool>> {
+        self.opt(key, "true or false", Value::as_bool)
+    }
+
+    /// A string, if the key is there.
+    pub fn opt_str(&self, key: &str) -> Result<Option<&'a str>> {
+        self.opt(key, "a string", Value::as_str)
+    }
+
+    /// An object, if the key is there.
+    pub fn opt_object(&self, key: &'static str, prefix: &'static str) -> Result<Option<Json<'a>>> {
+        let value = self.opt(key, "an object", |v| v.is_object().then_some(v))?;
+        Ok(value.map(|value| Json { path: self.path, prefix, value }))
+    }
+}

@@ -1,0 +1,147 @@
+//! `tegu pack`: any model to a GGUF that Tegu and llama.cpp load, quantized on the way.
+
+pub(super) mod config;
+mod convert;
+pub(super) mod hparams;
+pub(super) mod mix;
+mod vocab;
+mod write;
+
+use std::path::PathBuf;
+
+use crate::cli::out::Out;
+use crate::format::Codec;
+use crate::format::gguf::Value;
+use crate::format::tensor::tensor_bytes;
+use crate::observe;
+use crate::units::{Bytes, Error, Result};
+use crate::weights::{Meta as SourceMeta, Source};
+use config::Json;
+use convert::OutTensor;
+use hparams::Meta;
+use mix::{Context, Target};
+use serde_json::json;
+
+/// Arguments of `tegu pack`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Examples:\n  tegu pack model-folder -o model.gguf --codec q4_k_m\n  \
+    tegu pack model.gguf -o small.gguf --codec q4_0")]
+pub struct Args {
+    /// A Hugging Face folder or a GGUF file.
+    pub model: PathBuf,
+    /// The GGUF file to write.
+    #[arg(short, long)]
+    pub output: PathBuf,
+    /// f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q4_k_m, q5_k, q5_k_m, q6_k or iq4_nl.
+    #[arg(long, value_parser = mix::parse, default_value = "q4_k_m")]
+    pub codec: Target,
+    /// Threads.
+    #[arg(short, long, default_value_t = 2)]
+    pub threads: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A model ready to be written.
+struct Packed {
+    meta: Meta,
+    tensors: Vec<(OutTensor, Codec)>,
+}
+
+/// Runs `tegu pack`.
+pub fn pack(args: &Args) -> Result<()> {
+    let source = Source::open(&args.model)?;
+    let packed = plan(&source, args.codec)?;
+    let bytes = write::write(&source, &packed, &args.output, args.threads)?;
+    report(args, &packed, bytes)
+}
+
+fn plan(source: &Source, target: Target) -> Result<Packed> {
+    let (mut meta, tensors, layers) = match source.meta() {
+        SourceMeta::HuggingFace(hf) => {
+            let config = Json { path: &hf.config_path, prefix: "", value: &hf.config };
+            let mut meta = Meta::new();
+            let h = hparams::convert(&config, &mut meta)?;
+            meta.push(("general.name".into(), Value::Str(model_name(source))));
+            vocab::convert(hf, config.size("vocab_size")?, &mut meta)?;
+            (meta, convert::tensors(source, &h)?, h.layers)
+        }
+        SourceMeta::Gguf(gguf) => {
+            if source.tensors().iter().any(|t| !t.codec.is_dense() && t.codec != target.codec) {
+                observe::note(format_args!(
+                    "{} is quantized already: quality is lost twice",
+                    source.path().display()
+                ));
+            }
+            let arch = gguf.str("general.architecture")?;
+            let layers = gguf.usize(&format!("{arch}.block_count"))?;
+            (kept(gguf), convert::same(source), layers)
+        }
+    };
+    meta.push(("general.file_type".into(), Value::U32(target.file_type)));
+    meta.push(("general.quantization_version".into(), Value::U32(2)));
+    let tied = !tensors.iter().any(|t| t.name == "output.weight");
+    let context = Context { target, layers, tied };
+    let mut chosen = Vec::with_capacity(tensors.len());
+    for t in tensors {
+        let codec = context.choose(&t.name, &t.dims);
+        if tensor_bytes(codec, &t.dims).is_none() {
+            let found = format!("{:?}", t.dims);
+            return Err(Error::bad(
+                source.path(),
+                format_args!("tensor {}", t.name),
+                "a shape in bounds",
+                found,
+            ));
+        }
+        chosen.push((t, codec));
+    }
+    Ok(Packed { meta, tensors: chosen })
+}
+
+/// A GGUF's metadata without what a new file says anew.
+fn kept(gguf: &crate::format::gguf::Meta) -> Meta {
+    let anew = |key: &str| {
+        let general = ["general.file_type", "general.quantization_version", "general.alignment"];
+        general.contains(&key) || key.starts_with("split.")
+    };
+    gguf.entries().iter().filter(|(k, _)| !anew(k)).cloned().collect()
+}
+
+/// The folder's name.
+fn model_name(source: &Source) -> String {
+    let path = source.path().canonicalize().unwrap_or_else(|_| source.path().to_owned());
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Says what was written: size, bits a weight, and how many tensors have which codec.
+fn report(args: &Args, packed: &Packed, file_bytes: u64) -> Result<()> {
+    let mut codecs: Vec<(Codec, usize)> = Vec::new();
+    let (mut weights, mut bytes) = (0u64, 0u64);
+    for (t, codec) in &packed.tensors {
+        weights += t.dims.iter().map(|&d| d as u64).product::<u64>();
+        bytes += tensor_bytes(*codec, &t.dims).expect("checked in plan");
+        match codecs.iter_mut().find(|(c, _)| c == codec) {
+            Some((_, n)) => *n += 1,
+            None => codecs.push((*codec, 1)),
+        }
+    }
+    let bits = 8.0 * bytes as f64 / weights as f64;
+    let mut out = Out::stdout();
+    if args.json {
+        let codecs: serde_json::Map<_, _> =
+            codecs.iter().map(|(c, n)| (c.name().to_owned(), json!(n))).collect();
+        return out.json(&json!({
+            "output": args.output, "file_bytes": file_bytes, "weights": weights,
+            "bits_per_weight": bits, "tensors": codecs,
+        }));
+    }
+    let codecs: Vec<String> = codecs.iter().map(|(c, n)| format!("{} {n}", c.name())).collect();
+    let size = Bytes(file_bytes);
+    out.text(&format!(
+        "{}: {size}, {bits:.2} bits a weight; tensors: {}\n",
+        args.output.display(),
+        codecs.join(", ")
+    ))
+}
