@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use tegu::app::{self, App, Options};
 use tegu::backend::{KvType, MlaOrder};
 use tegu::engine::EvalOptions;
+use tegu::model::Mask;
 
 /// Checkpoints with expected results: those in the repository, and the rest where it is at hand.
 fn oracles() -> Vec<PathBuf> {
@@ -131,6 +132,57 @@ fn neither_chunks_nor_company_nor_threads_change_a_bit() {
                 }
             }
         }
+    }
+}
+
+/// 300 tokens that no one chose.
+fn long_ids() -> Vec<u32> {
+    (0..300u32).map(|i| 3 + (i * 7919 + i * i * 31) % 380).collect()
+}
+
+#[test]
+fn sparse_masks_equal_dense_ones_and_read_only_their_pages() {
+    let masks = [
+        (Mask::Sliding { window: 40 }, None),
+        (Mask::Strided { stride: 4 }, Some(4)),
+        (Mask::Strided { stride: 3 }, Some(3)),
+        (Mask::LocalStrided { window: 8, stride: 4 }, None),
+    ];
+    for name in ["llama", "deepseek-v3"] {
+        let path = data().join("oracles").join(name);
+        let with = |mask, dense| {
+            let mut app = open(&path, |o| {
+                (o.exact, o.mask, o.dense_masks, o.context_tokens) = (true, Some(mask), dense, 512);
+            });
+            let logits =
+                run(&mut app, &long_ids(), EvalOptions { chunk: 70, ..EvalOptions::default() }).logits;
+            (logits, app.engine.counters().kv_pages_read)
+        };
+        let (full, full_reads) = with(Mask::Full, false);
+        for (mask, stride) in masks {
+            let (sparse, reads) = with(mask, false);
+            let (dense, dense_reads) = with(mask, true);
+            let d = max_abs(&sparse, &dense);
+            assert!(d <= 1e-5, "{name} {mask:?}: {d}");
+            assert!(max_abs(&sparse, &full) > 1e-3, "{name} {mask:?} changes nothing");
+            assert!(reads < dense_reads, "{name} {mask:?}: {reads} of {dense_reads}");
+            if let Some(k) = stride {
+                // n/k, and one page a row and layer for rounding up.
+                let most = full_reads / k + 300 * 3;
+                assert!(reads <= most, "{name} {mask:?}: {reads} page reads, {full_reads} without a mask");
+            }
+        }
+    }
+}
+
+#[test]
+fn strided_runs_do_not_depend_on_chunks_either() {
+    let path = data().join("oracles/llama");
+    let mut app = open(&path, |o| (o.mask, o.context_tokens) = (Some(Mask::Strided { stride: 4 }), 512));
+    let whole = run(&mut app, &long_ids(), EvalOptions::default());
+    for chunk in [1, 7, 33] {
+        let split = run(&mut app, &long_ids(), EvalOptions { chunk, ..EvalOptions::default() });
+        assert!(whole == split, "chunk {chunk}");
     }
 }
 

@@ -451,17 +451,24 @@ impl AttnScratch {
             // SAFETY: each unit has its own part.
             let mut out = Part::over(unsafe { self.parts.part_mut(at..at + Part::len(n, dv)) }, n, dv);
             let reads = segment(ops, &view, &queries, s, &mut fetch, &mut out, scores);
-            self.pages_read.fetch_add(reads, Ordering::Relaxed);
+            self.count(u, reads);
             return;
         }
         let (mut total, mut part) = (Part::over(total, n, dv), Part::over(part, n, dv));
         total.clear();
         for s in 0..view.segments(queries.position + queries.rows - 1) {
             let reads = segment(ops, &view, &queries, s, &mut fetch, &mut part, scores);
-            self.pages_read.fetch_add(reads, Ordering::Relaxed);
+            self.count(u, reads);
             total.merge(ops, &part, dv);
         }
         self.finish(job, u, first_row, made, dv, &total);
+    }
+
+    /// Counts page reads once a row, not once for each group of heads.
+    fn count(&self, u: &Unit, reads: u64) {
+        if u.heads.start == 0 {
+            self.pages_read.fetch_add(reads, Ordering::Relaxed);
+        }
     }
 
     /// Copies a unit's queries together and multiplies them by the attention scale.
