@@ -99,18 +99,6 @@ impl Codec {
         matches!(self, Codec::F32 | Codec::F16 | Codec::BF16 | Codec::F8E4M3)
     }
 
-    /// The 32-wide codec that stands in for a 256-wide one where a row is no multiple of 256, with at least its quality:
-    /// what llama.cpp's quantizer falls back to as well. Other codecs stand for themselves.
-    pub fn narrow(self) -> Codec {
-        match self {
-            Codec::Q2K | Codec::Q3K | Codec::IQ4XS => Codec::IQ4NL,
-            Codec::Q4K => Codec::Q5_0,
-            Codec::Q5K => Codec::Q5_1,
-            Codec::Q6K => Codec::Q8_0,
-            other => other,
-        }
-    }
-
     /// Bytes of one row of `cols` elements as the file has it; `None` if `cols` is no multiple of the block or the
     /// product overflows.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
@@ -130,7 +118,6 @@ mod tests {
     fn table_is_in_enum_order() {
         for (i, row) in TABLE.iter().enumerate() {
             assert_eq!(row.codec as usize, i, "{}", row.name);
-            assert!(row.codec.narrow().info().block_len <= 32, "{}", row.name);
         }
     }
 }
