@@ -82,7 +82,7 @@ unsafe fn four(x: *const i8, c: usize) -> __m512i {
 impl SimdDot for Avx512 {
     type B = __m512i;
     const SIGNED_BYTES: bool = false;
-    const ROWS_Q8: usize = 16;
+    const ROWS_Q8: usize = 8;
     const ROWS_F32: usize = 4;
     op! {
         load_b(p: *const u8) -> __m512i = _mm512_loadu_si512(p.cast());

@@ -52,12 +52,6 @@ unsafe fn tile<S: SimdDot, C: Codec8>(
     let mut i = start;
     // SAFETY: each pass has as many rows as are left.
     unsafe {
-        if S::ROWS_Q8 >= 16 {
-            while i + 16 <= end {
-                pass::<S, C, 16>(p, planes, t, i);
-                i += 16;
-            }
-        }
         if S::ROWS_Q8 >= 8 {
             while i + 8 <= end {
                 pass::<S, C, 8>(p, planes, t, i);
@@ -105,14 +99,24 @@ unsafe fn pass<S: SimdDot, C: Codec8, const R: usize>(
                 group::<S, C, R>(planes, at, &x, g, s, &mut acc);
             }
         }
+        let mut out = [[0f32; LANES]; R];
         for n in 0..R {
-            let mut out = [0f32; LANES];
             for s in 0..S::SUBS {
-                S::store(out.as_mut_ptr().add(s * S::W), acc[n][s]);
+                S::store(out[n].as_mut_ptr().add(s * S::W), acc[n][s]);
             }
-            p.write(i + n, t, &out);
+        }
+        for n in 0..R {
+            p.write(i + n, t, &out[n]);
         }
     }
+}
+
+/// A group of `W` weight rows, unpacked.
+struct Group<S: SimdDot> {
+    codes: [S::B; 8],
+    scale: S::F,
+    half_scales: [S::I; 2],
+    mins: [S::F; 2],
 }
 
 /// One group of `W` weight rows against `R` activation rows.
@@ -130,36 +134,59 @@ unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
 ) {
     // SAFETY: by the contract.
     unsafe {
-        let w = C::unpack::<S>(planes, at);
+        let codes = C::unpack::<S>(planes, at);
         let scale = C::scale::<S>(planes, at);
-        let (mut sc, mut mins) = ([S::splat_i(0); 2], [S::splat(0.0); 2]);
+        let (mut half_scales, mut mins) = ([S::splat_i(0); 2], [S::splat(0.0); 2]);
         if C::HALVES {
-            sc = [C::half_scale::<S>(planes, at, 0), C::half_scale::<S>(planes, at, 1)];
+            half_scales = [C::half_scale::<S>(planes, at, 0), C::half_scale::<S>(planes, at, 1)];
         }
         match C::MINS {
             Mins::None => {}
             Mins::Group => mins[0] = C::min::<S>(planes, at, 0),
             Mins::Half => mins = [C::min::<S>(planes, at, 0), C::min::<S>(planes, at, 1)],
         }
-        for n in 0..R {
-            let (x, acc) = (&*x[n].add(g), &mut acc[n][s]);
+        let w = Group { codes, scale, half_scales, mins };
+        // In fours, because a longer loop is not unrolled, and then the sums live in memory.
+        rows::<S, C, R, 0>(&w, x, g, s, acc);
+        if R > 4 {
+            rows::<S, C, R, 4>(&w, x, g, s, acc);
+        }
+    }
+}
+
+/// The unpacked group against up to four activation rows from `FROM` on.
+///
+/// # Safety
+/// As [`group`].
+#[inline(always)]
+unsafe fn rows<S: SimdDot, C: Codec8, const R: usize, const FROM: usize>(
+    w: &Group<S>,
+    x: &[*const Q8Group; R],
+    g: usize,
+    s: usize,
+    acc: &mut [[S::F; 4]; R],
+) {
+    // SAFETY: by the contract.
+    unsafe {
+        for n in FROM..R.min(FROM + 4) {
+            let x = &*x[n].add(g);
             let idot = if C::HALVES {
-                let low = dot_half::<S, C>(&w, 0, x);
-                let high = dot_half::<S, C>(&w, 1, x);
-                S::add_i(S::mul_i(low, sc[0]), S::mul_i(high, sc[1]))
+                let low = S::mul_i(dot_half::<S, C>(&w.codes, 0, x), w.half_scales[0]);
+                let high = S::mul_i(dot_half::<S, C>(&w.codes, 1, x), w.half_scales[1]);
+                S::add_i(low, high)
             } else {
-                dot_group::<S, C>(&w, x)
+                dot_group::<S, C>(&w.codes, x)
             };
-            let mut sum = S::fma(S::mul(scale, S::splat(x.d)), S::to_f(idot), *acc);
+            let mut sum = S::fma(S::mul(w.scale, S::splat(x.d)), S::to_f(idot), acc[n][s]);
             match C::MINS {
                 Mins::None => {}
-                Mins::Group => sum = S::fma(mins[0], S::splat(x.sum_d), sum),
+                Mins::Group => sum = S::fma(w.mins[0], S::splat(x.sum_d), sum),
                 Mins::Half => {
-                    sum = S::fma(mins[0], S::splat(x.half_d[0]), sum);
-                    sum = S::fma(mins[1], S::splat(x.half_d[1]), sum);
+                    sum = S::fma(w.mins[0], S::splat(x.half_d[0]), sum);
+                    sum = S::fma(w.mins[1], S::splat(x.half_d[1]), sum);
                 }
             }
-            *acc = sum;
+            acc[n][s] = sum;
         }
     }
 }
