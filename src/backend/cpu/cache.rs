@@ -223,3 +223,89 @@ impl Cache {
         assert!(left.is_empty(), "{} bytes too many", left.len());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Mask;
+
+    /// Two layers of different placement; only what the cache looks at is set.
+    fn hyper(attn: AttnHyper) -> Hyper {
+        Hyper {
+            arch: String::new(),
+            vocab: 1,
+            hidden: 8,
+            n_layers: 2,
+            context_tokens: 512,
+            norm_eps: 1e-6,
+            attn,
+            rope: crate::model::hyper::RopeHyper {
+                pairs: crate::model::RopePairs::Half,
+                dims: 2,
+                theta: 1e4,
+                scaling: crate::model::RopeScaling::None,
+            },
+            softmax_scale: 1.0,
+            masks: vec![Mask::Full, Mask::Strided { stride: 2 }],
+            ffn_width: 8,
+            moe: None,
+            tied_head: true,
+        }
+    }
+
+    fn fill(c: &Cache, pages: &[PageId], tokens: usize) {
+        let s = c.shape;
+        for layer in 0..2 {
+            for position in 0..tokens {
+                let (index, slot) = c.placement(layer).locate(position);
+                for head in 0..s.heads {
+                    for (value, width) in [(false, s.key), (true, s.value)] {
+                        let x: Vec<f32> = (0..width)
+                            .map(|i| ((layer * 999 + position * 13 + head * 5 + i) % 97) as f32)
+                            .collect();
+                        // SAFETY: no other thread.
+                        unsafe { c.write(layer, pages[index], head, slot, value, 0, &x) };
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_session_moves_to_other_pages_and_types_keep_their_bits() {
+        let gqa = AttnHyper::Gqa {
+            n_heads: 4,
+            n_kv_heads: 2,
+            head_dim: 4,
+            qk_norm: crate::model::QkNorm::None,
+            clip: None,
+        };
+        let mla = AttnHyper::Mla {
+            n_heads: 2,
+            q_lora_rank: None,
+            kv_lora_rank: 6,
+            nope_dim: 4,
+            rope_dim: 2,
+            v_dim: 4,
+        };
+        for (attn, row) in [(gqa, 16), (mla, 8)] {
+            let h = hyper(attn);
+            for kind in [KvType::F32, KvType::F16] {
+                let (mut c, tokens) = (Cache::new(&h, kind, 12), 100);
+                let (from, to) = ([0, 2, 4, 6], [11, 9, 1, 3]);
+                fill(&c, &from, tokens);
+                let mut bytes = Vec::new();
+                c.export(&from, tokens, &mut bytes);
+                assert_eq!(bytes.len(), 2 * tokens * row * kind.bytes());
+                c.import(&to, tokens, &bytes);
+                let mut again = Vec::new();
+                c.export(&to, tokens, &mut again);
+                assert!(bytes == again);
+                c.copy_page(11, 5);
+                let mut copied = Vec::new();
+                c.export(&[5, 9, 1, 3], tokens, &mut copied);
+                assert!(bytes == copied);
+            }
+        }
+    }
+}
