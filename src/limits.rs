@@ -40,3 +40,12 @@ pub const CONTEXT_MAX: usize = 1 << 24;
 pub const THREADS_MAX: usize = 256;
 /// Rows of one step: bounds scratch.
 pub const STEP_ROWS_MAX: usize = 8_192;
+/// Bytes of one chat template. The largest published ones are about 30 KB.
+pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
+/// Work of one template run, in minijinja's fuel: an instruction, or 64 bytes made. The longest published template spends
+/// about 400 on a message, so this is thousands of messages; it bounds time to under a second and what it makes to 64 MB.
+pub const TEMPLATE_FUEL_MAX: u64 = 1_000_000;
+/// Stack of a template run: room to drop the deepest value that fuel can nest.
+pub const TEMPLATE_STACK_BYTES: usize = 256 << 20;
+/// Bytes that a template may write: far more than any context holds.
+pub const TEMPLATE_OUTPUT_MAX: usize = 64 << 20;

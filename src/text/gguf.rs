@@ -119,7 +119,14 @@ impl Tokenizer {
             Some(pre) => ranked(&v, &ids, &kinds, pre)?,
             None => {
                 let scores = scores(&v)?;
-                Merger::Scored(Spm::new(&v.file, &v.tokens, &kinds, scores, special.unk, space_prefix)?)
+                Merger::Scored(Box::new(Spm::new(
+                    &v.file,
+                    &v.tokens,
+                    &kinds,
+                    scores,
+                    special.unk,
+                    space_prefix,
+                )?))
             }
         };
         Ok(Self {
@@ -213,7 +220,7 @@ fn ranked(v: &GgufVocab, ids: &HashMap<&str, usize>, kinds: &[TokenKind], pre: &
         .ignore_merges(pre.ignore_merges)
         .build()
         .map_err(|e| Error::bad(&v.file, key_of("merges"), "merges of tokens", e))?;
-    Ok(Merger::Ranked { pre: Some(pre.build()), bpe })
+    Ok(Merger::Ranked { pre: Some(pre.build()), bpe: Box::new(bpe) })
 }
 
 /// Ids by text; two tokens of one text are an error, since encoding could never choose between them.

@@ -191,7 +191,7 @@ impl Tokenizer {
             kind: "BPE, tokenizer.json".to_owned(),
             added,
             normalizer,
-            merger: Merger::Ranked { pre, bpe },
+            merger: Merger::Ranked { pre, bpe: Box::new(bpe) },
             pieces,
             special,
             ends,

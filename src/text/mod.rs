@@ -8,6 +8,7 @@
 //!   four steps: split out added tokens, normalize, pre-tokenize, then byte-pair merges by rank ([`tokenizers`' BPE])
 //!   or by score ([`spm`], what SentencePiece calls BPE).
 //! - [`Detokenizer`]: ids to text as they come; never half a character.
+//! - [`ChatTemplate`]: the model's own Jinja template, in bounded time and space.
 //! - [`StopStrings`]: holds back text that may yet turn out to be a stop string.
 //!
 //! The room reads side files of a Hugging Face folder itself ([`files`]): they are small and only text needs them.
@@ -24,10 +25,13 @@ mod reference_tests;
 mod spm;
 pub mod stop;
 pub mod stream;
+pub mod template;
+mod template_env;
 mod tokenizer;
 
 pub use gguf::GgufVocab;
 pub use pieces::TokenKind;
 pub use stop::{StopHit, StopStrings};
 pub use stream::Detokenizer;
+pub use template::{Chat, ChatTemplate};
 pub use tokenizer::{SpecialIds, Tokenizer};

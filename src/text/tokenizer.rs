@@ -46,9 +46,9 @@ pub struct Tokenizer {
 #[derive(Debug)]
 pub(super) enum Merger {
     /// Cut by `pre`, then merged by rank.
-    Ranked { pre: Option<PreTokenizerWrapper>, bpe: BPE },
+    Ranked { pre: Option<PreTokenizerWrapper>, bpe: Box<BPE> },
     /// Merged by score.
-    Scored(Spm),
+    Scored(Box<Spm>),
 }
 
 /// Added tokens, found in text before anything else, the longest at a place first.

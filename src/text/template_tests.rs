@@ -1,0 +1,188 @@
+//! Templates: small ones in the constructs of published ones against Jinja2's output, the sources they come from, and
+//! what bounds them.
+
+use super::*;
+use serde_json::{Value as Json, json};
+
+fn special() -> impl Iterator<Item = (&'static str, &'static str)> {
+    [("bos_token", "<BOS>"), ("eos_token", "<EOS>")].into_iter()
+}
+
+fn render(source: &str, chat: &Chat) -> Result<String> {
+    ChatTemplate::new(Path::new("t.jinja"), source)?.render_with(special(), chat)
+}
+
+/// What a case of the file below gives that it should not, if anything.
+fn difference(all: &Json, case: &Json) -> Option<String> {
+    let source = all["sources"][case["template"].as_str().unwrap()].as_str().unwrap();
+    let conv = case["conv"].as_str().unwrap();
+    let chat = Chat {
+        messages: case.get("messages").unwrap_or(&all["convs"][conv]).clone(),
+        tools: case
+            .get("tools")
+            .unwrap_or(if case["with_tools"] == true { &all["tools"] } else { &Json::Null })
+            .clone(),
+        add_generation_prompt: case["agp"] == true,
+        extra: case["extra"].as_object().cloned().unwrap_or_default(),
+        now_unix_s: all["now"].as_i64(),
+    };
+    match (render(source, &chat), case["want"].as_str()) {
+        (Ok(got), Some(want)) if got == want => None,
+        (Err(_), None) => None,
+        (Ok(got), Some(want)) => Some(format!("\n got {got:?}\nwant {want:?}")),
+        (Err(e), Some(_)) => Some(e.to_string()),
+        (Ok(_), None) => Some(format!("no error, Jinja2 says {}", case["error"])),
+    }
+}
+
+#[test]
+fn templates_render_as_jinja2_renders_them() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/text/templates.json");
+    let all: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let cases = all["cases"].as_array().unwrap();
+    assert!(cases.len() > 90);
+    for case in cases {
+        if let Some(problem) = difference(&all, case) {
+            panic!("{} on {} {}: {problem}", case["template"], case["conv"], case["extra"]);
+        }
+    }
+}
+
+/// The same for a larger file of published templates, named by TEGU_TEMPLATE_CASES: prints what differs.
+#[test]
+fn published_templates() {
+    let Some(path) = std::env::var_os("TEGU_TEMPLATE_CASES") else {
+        return eprintln!("skipped: no TEGU_TEMPLATE_CASES");
+    };
+    let all: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let cases = all["cases"].as_array().unwrap();
+    let wrong: Vec<_> = cases.iter().filter_map(|c| Some((c, difference(&all, c)?))).collect();
+    for (i, (case, problem)) in wrong.iter().enumerate() {
+        if i == 0 || wrong[i - 1].0["template"] != case["template"] {
+            println!(
+                "{} on {}: {}",
+                case["template"],
+                case["conv"],
+                problem.chars().take(400).collect::<String>()
+            );
+        }
+    }
+    println!("{} of {} differ", wrong.len(), cases.len());
+    assert!(wrong.len() * 20 < cases.len());
+}
+
+#[test]
+fn a_template_that_does_not_end_is_an_error() {
+    let bombs = [
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% set ns = namespace(s='x') %}{% for i in range(200) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+        "{% for i in range(90000) %}{{ 'x' * 100000 }}{% endfor %}",
+        "{{ 'x' * 1000000000000 }}",
+        "{{ range(1000000000000) | list }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(30) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(30) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l|tojson }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(30) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l|list|length }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% for i in range(100000) %}{% set ns.l = [ns.l] %}{% endfor %}{% endfor %}",
+        "{% for i in range(100000) %}{% for i in range(100000) %}{% set l = [l] %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% for i in range(100000) %}{% set ns.l = [[[[[[[[[[[[[[[[[[[[[[ns.l]]]]]]]]]]]]]]]]]]]]]] %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% for i in range(100000) %}{% set ns.l = ns.l|map('upper') %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% for i in range(100000) %}{% set ns.l = {'a': ns.l} %}{% endfor %}{% endfor %}",
+        "{{ 'aaaaaaaaaa'.replace('', 'b' * 1000000).replace('', 'c' * 1000000) }}",
+    ];
+    for bomb in bombs {
+        let start = std::time::Instant::now();
+        let e = render(bomb, &Chat::default()).expect_err(bomb).to_string();
+        assert!(e.starts_with("t.jinja: chat_template") && !e.contains('\n'), "{e}");
+        assert!(start.elapsed().as_secs() < 5, "{bomb}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_long_chat_is_within_the_limits() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/text/templates.json");
+    let all: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    // The longest of the templates, 1,000 messages, a megabyte of text: about 250,000 tokens.
+    let text = "word ".repeat(200);
+    let chat = Chat::of((0..1000).map(|i| (if i % 2 == 0 { "user" } else { "assistant" }, text.as_str())));
+    for name in ["qwen3-like", "llama3-like", "deepseek-like", "glm-like"] {
+        let out =
+            render(all["sources"][name].as_str().unwrap(), &chat).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(out.len() > 990_000, "{name}");
+    }
+}
+
+#[test]
+fn errors_name_the_template_and_the_line() {
+    let table = [
+        (
+            "a\n{{ raise_exception('no system role') }}",
+            "chat_template line 2: expected messages that the template takes, found no system role",
+        ),
+        ("a\n\n{% if %}", "chat_template line 3: expected a Jinja template, found syntax error"),
+        ("{{ nothing.at.all }}", "chat_template line 1: expected messages"),
+        ("{{ 1 | nofilter }}", "chat_template line 1: expected"),
+        ("{{ 'x'.nomethod() }}", "chat_template line 1: expected"),
+        ("{% include 'x' %}", "chat_template line 1: expected"),
+    ];
+    for (source, want) in table {
+        let e = render(source, &Chat::default()).expect_err(source).to_string();
+        assert!(e.starts_with("t.jinja: ") && e.contains(want), "{source}: {e}");
+    }
+    let e = ChatTemplate::new(Path::new("t"), &"x".repeat(TEMPLATE_BYTES_MAX + 1)).unwrap_err().to_string();
+    assert!(e.contains("at most"), "{e}");
+}
+
+#[test]
+fn generation_tags_leave_no_trace() {
+    for (source, want) in [
+        ("{% generation %}a{% endgeneration %}", "{% if true %}a{% endif %}"),
+        ("{%- generation -%}", "{%- if true -%}"),
+        ("{%generation%}", "{% if true %}"),
+        ("{% generations %}{% set generation = 1 %}", "{% generations %}{% set generation = 1 %}"),
+        ("{{ '%}' }}{%", "{{ '%}' }}{%"),
+        ("{%+ endgeneration +%}é", "{%+ endif +%}é"),
+    ] {
+        assert_eq!(without_generation_tags(source), want);
+    }
+}
+
+#[test]
+fn templates_come_from_every_source() {
+    let chat = Chat::of([("user", "hi")]);
+    let with_tools = Chat { tools: json!([{}]), ..chat.clone() };
+    let named = json!({"chat_template": [
+        {"name": "default", "template": "plain {{ messages[0].content }}"}, {"name": "tool_use", "template": "\n{{ tools }} {{ oops.x }}"}]});
+    let t = ChatTemplate::from_config(Path::new("c.json"), &named).unwrap().unwrap();
+    assert_eq!(t.render_with(special(), &chat).unwrap(), "plain hi");
+    let e = t.render_with(special(), &with_tools).unwrap_err().to_string();
+    assert!(e.starts_with("c.json: chat_template \"tool_use\" line 2"), "{e}");
+    for (config, want) in [
+        (json!({"chat_template": 3}), "c.json: chat_template: expected a string or a list"),
+        (
+            json!({"chat_template": [{"name": "x", "template": ""}]}),
+            "c.json: chat_template: expected a template named",
+        ),
+    ] {
+        let e = ChatTemplate::from_config(Path::new("c.json"), &config).unwrap_err().to_string();
+        assert!(e.starts_with(want), "{e}");
+    }
+    assert!(ChatTemplate::from_config(Path::new("c.json"), &json!({})).unwrap().is_none());
+
+    let dir = tempfile::tempdir().unwrap();
+    assert!(ChatTemplate::from_hf_dir(dir.path()).unwrap().is_none());
+    std::fs::write(dir.path().join("tokenizer_config.json"), named.to_string()).unwrap();
+    let from_dir =
+        || ChatTemplate::from_hf_dir(dir.path()).unwrap().unwrap().render_with(special(), &chat).unwrap();
+    assert_eq!(from_dir(), "plain hi");
+    std::fs::write(dir.path().join("chat_template.jinja"), "file {{ bos_token }}").unwrap();
+    assert_eq!(from_dir(), "file <BOS>");
+
+    let chatml = ChatTemplate::builtin("chatml").unwrap();
+    let chat = Chat::of([("system", "s"), ("user", "u")]);
+    let want = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(chatml.render_with(special(), &chat).unwrap(), want);
+    assert!(ChatTemplate::builtin("nope").is_none());
+}
