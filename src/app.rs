@@ -1,11 +1,16 @@
 //! The only place that knows every room: opens a model, plans memory, loads, and wires backend and engine.
 
+mod interrupts;
+
+pub use interrupts::Interrupts;
+
 use crate::backend::cpu::{self, CpuBackend, CpuOptions, Isa};
 use crate::backend::{KvType, MlaOrder};
 use crate::engine::{Engine, table_stride};
 use crate::kv;
 use crate::model::{self, Bound, Hyper, Mask};
 use crate::text::Tokenizer;
+use crate::text::template::ChatTemplate;
 use crate::units::{Bytes, Error, Result};
 use crate::weights::{self, Meta, Source};
 use std::fmt;
@@ -21,6 +26,8 @@ pub struct Options {
     pub threads: usize,
     /// Positions a sequence may have; 0: all that the model was made for.
     pub context_tokens: usize,
+    /// Take fewer positions, rather than refuse, where the model was made for fewer.
+    pub context_at_most: bool,
     /// Sequences that must fit in the cache side by side.
     pub sequences: usize,
     /// f32 activations and KV throughout.
@@ -48,6 +55,7 @@ impl Options {
             path: path.into(),
             threads: 0,
             context_tokens: 4096,
+            context_at_most: false,
             sequences: 1,
             exact: false,
             kv: None,
@@ -155,6 +163,7 @@ pub fn prepare(options: Options) -> Result<Prepared> {
     let h = &bound.hyper;
     let context_tokens = match options.context_tokens {
         0 => h.context_tokens,
+        n if options.context_at_most => n.min(h.context_tokens),
         n if n > h.context_tokens => {
             let has = format!("{} that the model was made for", h.context_tokens);
             return Err(Error::Limit { what: "context tokens".into(), needs: n.to_string(), has });
@@ -224,12 +233,26 @@ impl Prepared {
     }
 }
 
-/// The tokenizer of an opened model.
-pub fn tokenizer(source: &Source) -> Result<Tokenizer> {
-    match source.meta() {
-        Meta::Gguf(meta) => Tokenizer::from_gguf_meta(meta),
-        Meta::HuggingFace(_) => Tokenizer::from_hf_dir(source.path()),
-    }
+/// What turns text into tokens and back.
+#[derive(Debug)]
+pub struct Text {
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The chat template, if the model has one.
+    pub template: Option<ChatTemplate>,
+}
+
+/// The tokenizer, checked against the model's vocabulary, and the chat template of an opened model.
+pub fn text(source: &Source, hyper: &Hyper) -> Result<Text> {
+    let (tokenizer, template) = match source.meta() {
+        Meta::Gguf(meta) => (Tokenizer::from_gguf_meta(meta)?, ChatTemplate::from_gguf_meta(meta)?),
+        Meta::HuggingFace(_) => {
+            let folder = source.path();
+            (Tokenizer::from_hf_dir(folder)?, ChatTemplate::from_hf_dir(folder)?)
+        }
+    };
+    check_vocabulary(source.path(), &tokenizer, hyper)?;
+    Ok(Text { tokenizer, template })
 }
 
 /// Checks that the tokenizer's ids fit the model.

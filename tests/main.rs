@@ -1,5 +1,6 @@
 //! The one integration test binary: every file under `tests/` is a module here, so that there is one link.
 
+mod cli;
 mod engine;
 mod golden;
 mod support;

@@ -70,5 +70,7 @@ fi
 export RUSTC="$cache/rustc" RUSTDOC="$cache/rustdoc"
 export CARGO_BUILD_TARGET=$target CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target/cross}
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
-export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu cortex-a76 -L /usr/aarch64-linux-gnu"
+# Tests that start the programs themselves need the runner too.
+export TEGU_TEST_RUNNER="qemu-aarch64 -cpu cortex-a76 -L /usr/aarch64-linux-gnu"
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$TEGU_TEST_RUNNER
 exec cargo "$@"

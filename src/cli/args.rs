@@ -6,6 +6,7 @@ use clap::Args;
 
 use crate::config::Config;
 use crate::observe::{self, Verbosity};
+use crate::sample::SampleParams;
 use crate::units::Result;
 
 /// A flag that overrides a settings key, as text.
@@ -179,6 +180,33 @@ impl Sampling {
         flags.extend(self.min_p.map(|x| ("sample.min_p", x.to_string())));
         flags.extend(self.repeat_penalty.map(|x| ("sample.repeat_penalty", x.to_string())));
         flags
+    }
+
+    /// These flags and the settings together.
+    pub fn params(&self, config: &Config) -> SampleParams {
+        let last_n = |n: i64| usize::try_from(n).ok();
+        SampleParams {
+            temp: config.real("sample.temp") as f32,
+            top_k: config.count("sample.top_k") as usize,
+            top_p: config.real("sample.top_p") as f32,
+            min_p: config.real("sample.min_p") as f32,
+            typical: self.typical,
+            top_n_sigma: self.top_n_sigma,
+            xtc_probability: self.xtc_probability,
+            xtc_threshold: self.xtc_threshold,
+            dry_multiplier: self.dry_multiplier,
+            dry_base: self.dry_base,
+            dry_allowed_length: self.dry_allowed_length,
+            dry_penalty_last_n: last_n(self.dry_penalty_last_n),
+            repeat_penalty: config.real("sample.repeat_penalty") as f32,
+            repeat_last_n: last_n(self.repeat_last_n),
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            logit_bias: self.logit_bias.clone(),
+            seed: self.seed(),
+            dry_breakers: Vec::new(),
+            logprobs: None,
+        }
     }
 
     /// The seed asked for, or one from the clock.

@@ -37,11 +37,6 @@ impl Case {
         let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
         format!("{phase}{}{batch}{depth}", self.tokens)
     }
-
-    /// Positions that the case's sequences hold at its end.
-    pub fn positions(&self) -> usize {
-        (self.depth + self.tokens) * self.batch
-    }
 }
 
 /// The cases asked for: prefill runs one sequence at a time, decode every batch size; 0 tokens leaves a phase out.

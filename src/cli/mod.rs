@@ -3,23 +3,33 @@
 //! Standard output carries the answer and nothing else; notes, progress and errors go to standard error. An error is
 //! one line, and its kind is the exit code.
 
+mod answer;
 mod args;
 mod aside;
+mod bench;
 mod bench_report;
 pub mod daemon;
+mod inspect;
 mod llama;
+mod load;
+mod logits;
 mod out;
 mod pack;
 mod perplexity;
+mod ppl;
 mod resolve;
+mod routes;
+mod run;
 mod synth;
 mod tensors;
 
+use std::io::Read;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::observe::{self, Verbosity};
+use crate::observe;
 use crate::units::{Error, Result};
 
 use args::Common;
@@ -48,6 +58,21 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Answer a prompt, or chat at the terminal.
+    #[command(after_long_help = run::EXAMPLES)]
+    Run(Box<run::RunArgs>),
+    /// Compute logits (and hidden states) of given tokens into a safetensors file.
+    #[command(after_long_help = logits::EXAMPLES)]
+    Logits(Box<logits::LogitsArgs>),
+    /// Measure the perplexity of a text.
+    #[command(after_long_help = ppl::EXAMPLES)]
+    Ppl(Box<ppl::PplArgs>),
+    /// Show what a model file holds and what running it takes.
+    #[command(after_long_help = inspect::EXAMPLES)]
+    Inspect(Box<inspect::InspectArgs>),
+    /// Measure tokens a second.
+    #[command(after_long_help = bench::EXAMPLES)]
+    Bench(Box<bench::BenchArgs>),
     /// Print the effective settings and where each came from.
     #[command(after_long_help = "Examples:\n  tegu config\n  TEGU_THREADS=2 tegu config --json")]
     Config {
@@ -99,6 +124,11 @@ fn dispatch(cli: Cli) -> Result<()> {
     let common = &cli.common;
     observe::init_log(common.verbosity(None));
     match &cli.command {
+        Command::Run(args) => run::run(args, common),
+        Command::Logits(args) => logits::run(args, common),
+        Command::Ppl(args) => ppl::run(args, common),
+        Command::Inspect(args) => inspect::run(args, common),
+        Command::Bench(args) => bench::run(args, common),
         Command::Config { json } => {
             let config = common.config(Vec::new())?;
             let mut out = Out::stdout();
@@ -114,10 +144,32 @@ fn dispatch(cli: Cli) -> Result<()> {
     }
 }
 
+/// Reads a file that cannot sensibly be larger than `max_bytes`.
+fn small_file(file: &Path, max_bytes: u64) -> Result<Vec<u8>> {
+    let opened = std::fs::File::open(file).map_err(|e| Error::io(file, "open", e))?;
+    if opened.metadata().is_ok_and(|m| m.is_dir()) {
+        return Err(Error::bad(file, "file", "a file", "a directory"));
+    }
+    let mut bytes = Vec::new();
+    opened.take(max_bytes + 1).read_to_end(&mut bytes).map_err(|e| Error::io(file, "read", e))?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(Error::bad(file, "size", format!("at most {max_bytes} bytes"), "more"));
+    }
+    Ok(bytes)
+}
+
+/// As [`small_file`], for UTF-8 text.
+fn text_file(file: &Path, max_bytes: u64) -> Result<String> {
+    String::from_utf8(small_file(file, max_bytes)?).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Error::bad(file, "text", "UTF-8", format!("another byte at offset {at}"))
+    })
+}
+
 #[test]
 fn the_argument_table_is_consistent() {
     Cli::command().debug_assert();
     // The settings' words for the log are those that the log knows.
     let words = crate::config::KEYS.iter().find(|k| k.name == "log").map(|k| k.kind.expected());
-    assert_eq!(words, Some(format!("one of {}", Verbosity::NAMES.join(", "))));
+    assert_eq!(words, Some(format!("one of {}", observe::Verbosity::NAMES.join(", "))));
 }

@@ -105,6 +105,16 @@ pub const KEYS: &[Key] = &[
     ),
 ];
 
+impl Key {
+    /// The long flag that sets it, where a command has one.
+    pub fn flag(&self) -> String {
+        match self.name {
+            "context" => "ctx-size".into(),
+            name => name.rsplit('.').next().unwrap_or(name).replace('_', "-"),
+        }
+    }
+}
+
 /// Why a value was refused; [`Refused::of`] adds whose it was.
 #[derive(Debug)]
 pub struct Refused {

@@ -77,7 +77,7 @@ impl Config {
             let i = index(name).unwrap_or_else(|| panic!("flag for {name}, which is no key"));
             let value = KEYS[i].kind.from_text(text);
             config.values[i] =
-                (value.map_err(|e| e.of(format!("--{}", flag_name(name)), "flag"))?, Origin::Flag);
+                (value.map_err(|e| e.of(format!("--{}", KEYS[i].flag()), "flag"))?, Origin::Flag);
         }
         Ok(config)
     }
@@ -166,10 +166,6 @@ fn defaults() -> Vec<(Value, Origin)> {
 
 fn index(name: &str) -> Option<usize> {
     KEYS.iter().position(|k| k.name == name)
-}
-
-fn flag_name(key: &str) -> String {
-    key.rsplit('.').next().unwrap_or(key).replace('_', "-")
 }
 
 fn default_file(env: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {

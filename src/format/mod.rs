@@ -1,8 +1,8 @@
 //! Bytes to structs: GGUF and safetensors directories, quantization codecs, the tile layout. Pure: no I/O, no unsafe.
 //!
-//! Codecs: [`decode_row`] turns a row as a file has it into f32, [`encode_row`] the other way. [`TilesMut`] fills a matrix in the tile layout from file
-//! rows (cut it with `split_at` and fill the parts from several threads), [`Tiles`] reads one back: values of a row or
-//! of a (tile, group), and the file's own bytes.
+//! Codecs: [`decode_row`] turns a row as a file has it into f32, [`encode_row`] the other way. [`TilesMut`] fills a
+//! matrix in the tile layout from file rows (cut it with `split_at` and fill the parts from several threads),
+//! [`Tiles`] reads one back: values of a row or of a (tile, group), and the file's own bytes.
 
 pub mod block;
 pub mod codec;

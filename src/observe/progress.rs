@@ -55,6 +55,15 @@ impl Progress {
         }
     }
 
+    /// Says how much is done in all, for work that counts by itself.
+    pub fn set(&self, done: u64) {
+        self.done.store(done, Ordering::Relaxed);
+        match &self.bar {
+            Some(bar) => bar.set_position(done),
+            None => self.log(done),
+        }
+    }
+
     /// How much is done.
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 fn shared() -> Option<PathBuf> {
     let dir = match std::env::var_os("TEGU_SHARED") {
         Some(dir) => PathBuf::from(dir),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).parent()?.join("shared"),
     };
     dir.join("models/tinymoe-fp8/tokenizer.json").is_file().then_some(dir)
 }

@@ -202,7 +202,9 @@ pub fn sizes(tree: &Tree) -> Vec<String> {
         }
         for (n, l) in source.lines().enumerate() {
             let width = l.chars().count();
-            if width > LINE_WIDTH_MAX {
+            // Rows of a test's data stay in one line.
+            let is_data = path.starts_with("tests/") || path.ends_with("_tests.rs");
+            if width > LINE_WIDTH_MAX && !(is_data && l.contains('"')) {
                 bad.push(format!("{path}:{}: {width} columns, at most {LINE_WIDTH_MAX}", n + 1));
             }
         }

@@ -24,7 +24,7 @@ pub enum KvBlock<'a> {
     /// The same, in IEEE half.
     F16 {
         /// The rows.
-        data: &'a [half::f16],
+        data: &'a [crate::format::f16],
         /// Elements from one row to the next.
         stride: usize,
     },
@@ -58,9 +58,9 @@ impl KvElement for f32 {
     }
 }
 
-impl KvElement for half::f16 {
+impl KvElement for crate::format::f16 {
     #[inline(always)]
-    unsafe fn load<S: Simd>(p: *const half::f16, lanes: usize) -> S::F {
+    unsafe fn load<S: Simd>(p: *const crate::format::f16, lanes: usize) -> S::F {
         // SAFETY: by the contract; f16 is a transparent u16.
         unsafe { if lanes == S::W { S::load_f16(p.cast()) } else { S::load_f16_part(p.cast(), lanes) } }
     }

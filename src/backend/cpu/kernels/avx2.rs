@@ -1,8 +1,9 @@
 //! AVX2, FMA and F16C: two registers make 16 lanes.
 //!
-//! `vpmaddubsw` multiplies unsigned codes with signed activations and adds pairs into 16 bits, saturating at 32767. A pair of products
-//! of codes below `2^b` is at most `2 * (2^b - 1) * 127`, so as many chunks are added in 16 bits as stay below: 8 of 4 bits,
-//! 4 of 5 bits, 2 of 6 bits; then `vpmaddwd` with ones widens. 8-bit codes are signed: `|w| * (x * sign w)`, one at a time.
+//! `vpmaddubsw` multiplies unsigned codes with signed activations and adds pairs into 16 bits, saturating at 32767. A
+//! pair of products of codes below `2^b` is at most `2 * (2^b - 1) * 127`, so as many chunks are added in 16 bits as
+//! stay below: 8 of 4 bits, 4 of 5 bits, 2 of 6 bits; then `vpmaddwd` with ones widens. 8-bit codes are signed:
+//! `|w| * (x * sign w)`, one at a time.
 
 use super::entry::{entries, products};
 use super::simd::{Simd, SimdDot, op};

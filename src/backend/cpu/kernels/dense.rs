@@ -1,7 +1,8 @@
 //! The float product over tiles: dense codecs always, quantized ones in exact runs.
 //!
-//! A pass holds, for `R` activation rows, four partial sums of each of the 16 weight rows. Dense weights are widened as they are loaded
-//! (2-3 operations a 16 weights and a fused multiply-add a row); a quantized group is first decoded to a 2 KB buffer.
+//! A pass holds, for `R` activation rows, four partial sums of each of the 16 weight rows. Dense weights are widened
+//! as they are loaded (2-3 operations a 16 weights and a fused multiply-add a row); a quantized group is first
+//! decoded to a 2 KB buffer.
 
 // Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
 // set's features and may not be inlined.

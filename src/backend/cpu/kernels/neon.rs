@@ -1,7 +1,8 @@
 //! NEON with the dot product extension (ARMv8.2-A, as on Orin's Cortex-A78AE): four registers make 16 lanes.
 //!
-//! `sdot` by lane multiplies four codes of each of four rows with four activations that sit in one lane of a register, so a group of 32
-//! activations is two loads. Codes below 128 are the same signed or unsigned. The intrinsic is not stable in Rust, hence the assembly.
+//! `sdot` by lane multiplies four codes of each of four rows with four activations that sit in one lane of a
+//! register, so a group of 32 activations is two loads. Codes below 128 are the same signed or unsigned. The
+//! intrinsic is not stable in Rust, hence the assembly.
 
 use super::entry::{entries, products};
 use super::simd::{Simd, SimdDot, op};

@@ -4,8 +4,8 @@ use super::Product;
 use super::vector::Q8Group;
 use crate::format::Codec;
 use crate::format::layout::{F8_BLOCK, GROUP, SUPER, TILE_ROWS};
+use crate::format::{bf16, f16};
 use crate::weights::Matrix;
-use half::{bf16, f16};
 
 /// 16 values, one a row of a tile.
 type Tile<T> = [T; TILE_ROWS];

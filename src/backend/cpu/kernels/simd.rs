@@ -174,11 +174,11 @@ impl Simd for Scalar {
     }
     unsafe fn load_f16(p: *const u16) -> Self::F {
         // SAFETY: see above.
-        lanes(|i| half::f16::from_bits(unsafe { *p.add(i) }).to_f32())
+        lanes(|i| crate::format::f16::from_bits(unsafe { *p.add(i) }).to_f32())
     }
     unsafe fn load_f16_part(p: *const u16, n: usize) -> Self::F {
         // SAFETY: see above.
-        lanes(|i| if i < n { half::f16::from_bits(unsafe { *p.add(i) }).to_f32() } else { 0.0 })
+        lanes(|i| if i < n { crate::format::f16::from_bits(unsafe { *p.add(i) }).to_f32() } else { 0.0 })
     }
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
         lanes(|i| a[i] + b[i])

@@ -1,0 +1,220 @@
+//! `tegu bench`: tokens a second of prefill and decode.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+
+use super::args::{Common, Load};
+use super::bench_report::{Case, Measured, Phase, cases, table};
+use super::{load, out, resolve};
+use crate::app;
+use crate::engine::{Budget, Event, Request, SeqId};
+use crate::observe::{Progress, Unit};
+use crate::sample::{SampleParams, Sampler};
+use crate::units::{Error, Result, TokenId};
+
+/// Arguments of `tegu bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Model file or folder [default: $TEGU_MODEL, then the settings, then the bundled demo]
+    #[arg(value_name = "MODEL", conflicts_with = "model_flag")]
+    model: Option<PathBuf>,
+    /// Prompt lengths; 0: no prefill test
+    #[arg(short = 'p', long, visible_alias = "n-prompt", value_name = "N,…", value_delimiter = ',')]
+    #[arg(default_value = "512")]
+    pp: Vec<usize>,
+    /// Numbers of generated tokens; 0: no decode test
+    #[arg(short = 'n', long, visible_alias = "n-gen", value_name = "N,…", value_delimiter = ',')]
+    #[arg(default_value = "128")]
+    tg: Vec<usize>,
+    /// Tokens in the cache before the test
+    #[arg(
+        short,
+        long,
+        visible_alias = "n-depth",
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    depth: Vec<usize>,
+    /// Sequences decoded together
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1")]
+    batch: Vec<usize>,
+    /// Repetitions of each test, after one that warms up
+    #[arg(short, long, visible_alias = "repetitions", value_name = "N", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+    reps: u16,
+    /// One JSON object on standard output
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    load: Load,
+}
+
+/// Examples for `--help`.
+pub const EXAMPLES: &str = "\
+Examples:
+  tegu bench
+  tegu bench model.gguf --pp 512 --tg 128 --depth 0,4096 --batch 1,4,8 --threads 2 --json";
+
+/// Positions beyond the tests' own: the tokens by which sequences of a batch start one after another.
+const SLACK: usize = 2;
+const BATCH_MAX: usize = 256;
+
+/// Runs the command.
+pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
+    let config = common.config(args.load.overrides())?;
+    let model = resolve::model(args.model.as_deref().or(args.load.model_flag.as_deref()), &config)?;
+    let cases = cases(&args.pp, &args.tg, &args.depth, &args.batch);
+    let longest = cases.iter().map(|c| c.depth.saturating_add(c.tokens)).max().unwrap_or(0);
+    let widest = args.batch.iter().copied().max().unwrap_or(1);
+    if cases.is_empty() || !(1..=BATCH_MAX).contains(&widest) || args.batch.contains(&0) {
+        let expected = format!("at least one test with batches from 1 to {BATCH_MAX}");
+        return Err(Error::bad("command line", "--pp, --tg, --batch", expected, format!("{:?}", args.batch)));
+    }
+    let mut options = args.load.options(model, &config);
+    options.context_tokens = longest.saturating_add(SLACK + widest);
+    options.sequences = widest;
+    options.rows_max = options.rows_max.max(widest);
+    let opened = app::prepare(options)?;
+    let needs = longest + SLACK + widest;
+    if needs > opened.plan.context_tokens {
+        let has = format!("{} (the model's context)", opened.plan.context_tokens);
+        return Err(Error::Limit { what: "context tokens".into(), needs: needs.to_string(), has });
+    }
+    let step_bytes = load::step_bytes(&opened);
+    let name = opened.source.path().to_owned();
+    let loaded = load::load(opened)?;
+    let mut app = loaded.app;
+    let progress = Progress::new("benchmark", cases.len() as u64 * (1 + args.reps as u64), Unit::Items);
+    let mut measured = Vec::new();
+    for case in cases {
+        measured.push(Bench { app: &mut app, case, progress: &progress }.measure(args.reps.into())?);
+    }
+    drop(progress);
+    if !args.json {
+        return out::Out::stdout().text(&table(&measured, step_bytes));
+    }
+    out::Out::stdout().json(&json!({
+        "model": name,
+        "threads": app.threads,
+        "kernels": app.isa.name(),
+        "exact": args.load.exact,
+        "load_seconds": loaded.took.as_secs_f64(),
+        "weights_bytes": app.plan.resident_bytes + app.plan.expert_bytes,
+        "weights_bytes_a_token": step_bytes,
+        "kv_bytes": app.plan.kv_bytes,
+        "peak_bytes": load::peak_bytes(),
+        "results": measured.iter().map(|m| m.json(step_bytes)).collect::<Vec<_>>(),
+    }))
+}
+
+/// One case on the engine.
+struct Bench<'a> {
+    app: &'a mut app::App,
+    case: Case,
+    progress: &'a Progress,
+}
+
+impl Bench<'_> {
+    fn measure(&mut self, reps: usize) -> Result<Measured> {
+        let case = self.case;
+        // The sequences' depth is read once; each repetition goes back to it.
+        let mut open: Vec<SeqId> = Vec::new();
+        for b in 0..case.batch {
+            let seq = self.open(text(b, case.depth.max(1), self.vocab()), 0, None)?;
+            self.drain()?;
+            open.push(seq);
+        }
+        let mut seconds = Vec::new();
+        for rep in 0..=reps {
+            let took = match case.phase {
+                Phase::Prefill => self.prefill(&mut open[0], rep)?,
+                Phase::Decode => self.decode(&mut open)?,
+            };
+            if rep > 0 {
+                seconds.push(took);
+            }
+            self.progress.add(1);
+        }
+        open.into_iter().for_each(|seq| self.app.engine.close(seq));
+        Ok(Measured { case, seconds })
+    }
+
+    fn vocab(&self) -> usize {
+        self.app.engine.hyper().vocab
+    }
+
+    fn open(&mut self, prompt: Vec<TokenId>, max_new: usize, reuse: Option<SeqId>) -> Result<SeqId> {
+        let sampler = Sampler::new(SampleParams::greedy())?;
+        self.app.engine.open(Request { prompt, sampler, max_new, end_ids: Vec::new() }, reuse)
+    }
+
+    /// Steps until nothing is left to do.
+    fn drain(&mut self) -> Result<()> {
+        while !self.step()?.is_empty() {}
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<Vec<Event>> {
+        self.app.engine.step(&Budget { max_batch: self.case.batch, ..Budget::default() })
+    }
+
+    /// Seconds to read `tokens` new tokens after the depth. They differ in each repetition, so that none is in the cache.
+    fn prefill(&mut self, seq: &mut SeqId, rep: usize) -> Result<f64> {
+        let mut prompt = text(0, self.case.depth, self.vocab());
+        prompt.extend(text(1000 + rep, self.case.tokens, self.vocab()));
+        *seq = self.open(prompt, 0, Some(*seq))?;
+        let started = Instant::now();
+        self.drain()?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    /// Seconds for `tokens` steps with a row of every sequence in each.
+    fn decode(&mut self, open: &mut [SeqId]) -> Result<f64> {
+        let case = self.case;
+        for (b, seq) in open.iter_mut().enumerate() {
+            let prompt = text(b, case.depth.max(1), self.vocab());
+            *seq = self.open(prompt, case.tokens + case.batch + 1, Some(*seq))?;
+        }
+        // Sequences start one a step; the clock starts when all decode.
+        let mut started = vec![false; open.len()];
+        while started.contains(&false) {
+            for event in self.step()? {
+                if let Event::Token { seq, .. } = event
+                    && let Some(i) = open.iter().position(|s| *s == seq)
+                {
+                    started[i] = true;
+                }
+            }
+        }
+        let clock = Instant::now();
+        for _ in 0..case.tokens {
+            let events = self.step()?;
+            assert_eq!(events.len(), case.batch, "a token of every sequence in each step");
+        }
+        Ok(clock.elapsed().as_secs_f64())
+    }
+}
+
+/// `len` token ids, the same for the same `salt`, spread over the vocabulary as text is not: experts get even work.
+fn text(salt: usize, len: usize, vocab: usize) -> Vec<TokenId> {
+    // Weyl sequence with a 32-bit mix (Steele & Vigna's splitmix constants, cut to what is needed here).
+    let mix = |i: usize| {
+        let z = (i as u64 + 1 + ((salt as u64) << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (z ^ (z >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33
+    };
+    (0..len).map(|i| (mix(i) % vocab as u64) as TokenId).collect()
+}
+
+#[test]
+fn texts_differ_by_salt_and_stay_in_the_vocabulary() {
+    let a = text(0, 1000, 50);
+    assert!(a.iter().all(|&t| t < 50));
+    assert_eq!(a, text(0, 1000, 50));
+    assert_ne!(a, text(1, 1000, 50));
+    let distinct: std::collections::BTreeSet<TokenId> = a.into_iter().collect();
+    assert_eq!(distinct.len(), 50);
+}

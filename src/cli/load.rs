@@ -1,0 +1,71 @@
+//! Opens and loads a model as every command does: plan on standard error, progress on a terminal.
+
+use std::time::{Duration, Instant};
+
+use super::args::Load;
+use crate::app::{self, App, Options, Prepared};
+use crate::backend::KvType;
+use crate::config::{Config, Origin};
+use crate::observe::{self, Progress, Unit};
+use crate::units::{Bytes, Result};
+
+impl Load {
+    /// How to open the model at `path`, by these flags and the settings.
+    pub fn options(&self, path: std::path::PathBuf, config: &Config) -> Options {
+        let mut options = Options::new(path);
+        options.threads = config.count("threads") as usize;
+        options.context_tokens = config.count("context") as usize;
+        // A default gives way to a model made for less; a wish that cannot be met is refused.
+        options.context_at_most = config.get("context").1 == Origin::Default;
+        options.exact = self.exact;
+        // Exact mode has f32 keys and values unless f16 is asked for in so many words.
+        options.kv = match (config.text("kv"), config.get("kv").1) {
+            ("f32", _) => Some(KvType::F32),
+            (_, Origin::Flag) => Some(KvType::F16),
+            _ => None,
+        };
+        options
+    }
+}
+
+/// A loaded model and how long that took.
+pub struct Loaded {
+    /// The model.
+    pub app: App,
+    /// From the plan to the first step.
+    pub took: Duration,
+}
+
+/// Prints the plan and loads the weights.
+pub fn load(prepared: Prepared) -> Result<Loaded> {
+    let plan = prepared.plan;
+    let available = plan.available_bytes.map_or("unknown".into(), |b| Bytes(b).to_string());
+    observe::note(format_args!("memory: {} ({plan}); {available} available", Bytes(plan.total_bytes())));
+    let started = Instant::now();
+    let progress = Progress::new("loading", prepared.file_bytes(), Unit::Bytes);
+    let app = prepared.load(&|done| progress.set(done))?;
+    Ok(Loaded { app, took: started.elapsed() })
+}
+
+/// The most memory that this process has held, `VmHWM` of /proc/self/status (proc(5)); 0 if the system does not say.
+pub fn peak_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Bytes of weights that decoding one token of one sequence reads: all but the experts that it does not pick and the
+/// embedding, of which it reads a row (and which is counted as the head where it is that too).
+pub fn step_bytes(prepared: &Prepared) -> u64 {
+    let (h, plan, source) = (prepared.hyper(), &prepared.plan, &prepared.source);
+    let share = h.moe.as_ref().map_or(0.0, |m| m.n_picked as f64 / m.n_experts as f64);
+    let names = ["token_embd.weight", "model.embed_tokens.weight"];
+    let embedding = names.iter().find_map(|n| source.find(n)).filter(|_| !h.tied_head);
+    let unread = embedding.map_or(0, |t| source.tensors()[t].size_bytes());
+    plan.resident_bytes.saturating_sub(unread) + (plan.expert_bytes as f64 * share) as u64
+}
+
+/// The tokenizer and chat template of an opened model.
+pub fn text(prepared: &Prepared) -> Result<app::Text> {
+    app::text(&prepared.source, prepared.hyper())
+}

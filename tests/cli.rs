@@ -1,0 +1,323 @@
+//! The two programs as a person or a script meets them: what is on standard output, what on standard error, and the
+//! exit code. Everything runs on the bundled demo model.
+
+use crate::support::{data, read_safetensors};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+const TEGU: &str = env!("CARGO_BIN_EXE_tegu");
+const TEGUD: &str = env!("CARGO_BIN_EXE_tegud");
+const QUESTION: &str = "What is gravity?";
+
+/// A command with none of the user's settings. `TEGU_TEST_RUNNER` starts programs of another processor.
+fn command(program: &str) -> Command {
+    let runner = std::env::var("TEGU_TEST_RUNNER").unwrap_or_default();
+    let mut words = runner.split_whitespace().chain([program]);
+    let mut command = Command::new(words.next().expect("at least the program"));
+    command.args(words);
+    for name in ["TEGU_MODEL", "TEGU_THREADS", "TEGU_LOG", "HOME"] {
+        command.env_remove(name);
+    }
+    command.env("XDG_CONFIG_HOME", "no-such-folder").stdin(Stdio::null());
+    command
+}
+
+fn tegu(args: &[&str]) -> Output {
+    command(TEGU).args(args).output().expect("the program starts")
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}: {}", output.status, stderr(output));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The one object of a `--json` run.
+fn json(args: &[&str]) -> Value {
+    let text = stdout(&tegu(args));
+    let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e}: {text}"));
+    assert!(value.is_object(), "{args:?}");
+    value
+}
+
+/// Exit code and the one line that says why.
+fn refused(args: &[&str]) -> (i32, String) {
+    let output = tegu(args);
+    assert!(output.stdout.is_empty(), "{args:?} printed on standard output");
+    let lines = stderr(&output);
+    let mut said = lines.lines().filter(|l| l.starts_with("tegu: ") && !l.starts_with("tegu: warn"));
+    let line = said.next().unwrap_or_else(|| panic!("{args:?}: {lines}")).to_owned();
+    assert_eq!(said.next(), None, "one line");
+    assert!(!lines.contains("panicked"), "{lines}");
+    (output.status.code().unwrap_or(-1), line)
+}
+
+fn demo() -> String {
+    let path = data().join("tinymoe-demo.gguf");
+    assert!(path.is_file(), "the bundled demo is missing");
+    path.display().to_string()
+}
+
+fn temp() -> (tempfile::TempDir, impl Fn(&str) -> String) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().to_owned();
+    (dir, move |name: &str| root.join(name).display().to_string())
+}
+
+#[test]
+fn the_first_command_answers_with_the_demo() {
+    let output = tegu(&["run", QUESTION, "-n", "24"]);
+    let answer = stdout(&output);
+    assert!(answer.starts_with("Gravity is "), "{answer}");
+    let notes = stderr(&output);
+    assert!(notes.contains("the bundled demo"), "{notes}");
+    assert!(notes.contains("TTFT") && notes.contains("pp ") && notes.contains("tg "), "{notes}");
+    // Greedy is the default, and every way to say the same gives the same.
+    let demo = demo();
+    for same in [
+        vec!["run", &demo, QUESTION, "-n", "24"],
+        vec!["run", "-m", &demo, "-p", QUESTION, "-n", "24", "--temp", "0", "-t", "1"],
+        vec!["run", "--model", &demo, QUESTION, "--n-predict", "24", "-c", "512", "-ngl", "99", "-b", "3"],
+    ] {
+        assert_eq!(stdout(&tegu(&same)), answer, "{same:?}");
+    }
+    let by_variable = command(TEGU).args(["run", QUESTION, "-n", "24"]).env("TEGU_MODEL", &demo).output();
+    assert_eq!(stdout(&by_variable.unwrap()), answer);
+}
+
+#[test]
+fn json_is_one_object_and_nothing_else() {
+    let (_dir, path) = temp();
+    std::fs::write(path("text"), "Gravity is a force. ".repeat(40)).unwrap();
+    let run = json(&["run", QUESTION, "-n", "5", "--json", "--logprobs", "3"]);
+    assert_eq!(run["tokens"].as_array().unwrap().len(), 5);
+    assert_eq!(run["finish"], "length");
+    let first = &run["logprobs"][0];
+    assert_eq!(first["id"], first["top"][0]["id"], "greedy takes the likeliest");
+    assert!(first["logprob"].as_f64().unwrap() <= 0.0);
+    let inspect = json(&["inspect", "--json", "--tensors", "-c", "256"]);
+    assert_eq!(inspect["memory"]["context"], 256);
+    assert_eq!(
+        inspect["tensor_count"].as_u64().unwrap() as usize,
+        inspect["tensors"].as_array().unwrap().len()
+    );
+    let ppl = json(&["ppl", "--file", &path("text"), "--ctx", "32", "--json"]);
+    assert!(ppl["ppl"].as_f64().unwrap() > 1.0 && ppl["scored"].as_u64().unwrap() % 31 == 0);
+    let half = json(&["ppl", "--file", &path("text"), "--ctx", "32", "--skip-half", "--json"]);
+    assert_eq!(half["scored"].as_u64().unwrap(), half["windows"].as_u64().unwrap() * 16);
+    let bench =
+        json(&["bench", "--pp", "8", "--tg", "4", "--depth", "0,4", "--batch", "1,2", "-r", "1", "--json"]);
+    let tests: Vec<&str> =
+        bench["results"].as_array().unwrap().iter().map(|r| r["test"].as_str().unwrap()).collect();
+    assert_eq!(tests, ["pp8", "tg4", "tg4 x2", "pp8 @ d4", "tg4 @ d4", "tg4 x2 @ d4"]);
+    assert_eq!(json(&["config", "--json"])["settings"]["kv"]["value"], "f16");
+}
+
+/// Runs `tegu logits` and gives the bytes of the file.
+fn logits(more: &[&str]) -> Vec<u8> {
+    let (_dir, path) = temp();
+    let out = path("out.safetensors");
+    let mut args = vec!["logits", "--tokens", "1,8106,2787,300,259,1593,7,8,9", "-o", &out, "--hidden"];
+    args.extend(more);
+    assert_eq!(stdout(&tegu(&args)), "");
+    std::fs::read(out).unwrap()
+}
+
+#[test]
+fn logits_do_not_depend_on_chunks_company_or_threads() {
+    for mode in [&["--exact"][..], &[]] {
+        for order in ["absorbed", "materialized"] {
+            let with = |more: &[&str]| logits(&[mode, &["--mla", order], more].concat());
+            let whole = with(&["--threads", "1"]);
+            for more in [
+                &["--chunk", "1"][..],
+                &["--chunk", "7", "--threads", "2"],
+                &["--batch", "8", "--chunk", "2"],
+            ] {
+                assert!(with(more) == whole, "{mode:?} {order} {more:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn expert_picks_are_replayed() {
+    let (_dir, path) = temp();
+    let (picks, a, b) = (path("picks"), path("a"), path("b"));
+    let run = |more: &[&str]| stdout(&tegu(&[&["logits", "--tokens", "5,6,7,8", "--exact"], more].concat()));
+    run(&["--routes-out", &picks, "-o", &a]);
+    run(&["--routes-in", &picks, "-o", &b]);
+    let (a, b) = (read_safetensors(Path::new(&a)), read_safetensors(Path::new(&b)));
+    assert_eq!(a["logits"].f32, b["logits"].f32);
+    // Replaying is not ignoring: other picks give other logits.
+    let mut bytes = std::fs::read(&picks).unwrap();
+    let n = bytes.len();
+    bytes[n - 4] ^= 1;
+    std::fs::write(&picks, &bytes).unwrap();
+    let c = path("c");
+    run(&["--routes-in", &picks, "-o", &c]);
+    assert_ne!(a["logits"].f32, read_safetensors(Path::new(&c))["logits"].f32);
+    // Picks for another number of tokens, or of experts that there are not, are refused.
+    let out = path("d");
+    let (code, line) = refused(&["logits", "--tokens", "5,6", "-o", &out, "--routes-in", &picks]);
+    assert!(code == 2 && line.contains("routes: expected I32 [2, "), "{line}");
+    bytes[n - 2] = 1;
+    std::fs::write(&picks, &bytes).unwrap();
+    let (code, line) = refused(&["logits", "--tokens", "5,6,7,8", "-o", &out, "--routes-in", &picks]);
+    assert!(code == 2 && line.contains("expected an expert below"), "{line}");
+    assert!(!PathBuf::from(out).exists(), "a failed run leaves no file");
+}
+
+#[test]
+fn mistakes_are_one_line_and_an_exit_code() {
+    let (_dir, path) = temp();
+    std::fs::write(path("bad.toml"), "thread = 3\n").unwrap();
+    std::fs::write(path("short.txt"), "too short").unwrap();
+    std::fs::write(path("bytes.txt"), [b'a', 0xff]).unwrap();
+    std::fs::write(path("not.gguf"), "GGUFnot").unwrap();
+    let out = path("out");
+    let config = path("bad.toml");
+    let long = "word ".repeat(3000);
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["run", "no/such.gguf", "hi"], 2, "no/such.gguf: open"),
+        (&["run", "no-such.gguf"], 2, "no-such.gguf"),
+        (&["inspect", &path("not.gguf")], 2, "expected"),
+        (&["inspect", "--config", &config], 2, "thread: expected a known key (did you mean threads?)"),
+        (&["logits", "--tokens", "1,99999999", "-o", &out], 2, "token id: expected below"),
+        (
+            &["logits", "--tokens-file", &path("short.txt"), "-o", &out],
+            2,
+            "token id: expected a whole number",
+        ),
+        (&["logits", "--tokens", "1", "-o", &path("no/such/folder")], 2, "create"),
+        (&["ppl", "--file", &path("short.txt"), "--ctx", "64"], 2, "at least one window"),
+        (&["ppl", "--file", &path("bytes.txt"), "--ctx", "64"], 2, "expected UTF-8"),
+        (&["ppl", "--file", &path("short.txt"), "--ctx", "9999999"], 3, "--ctx"),
+        (&["run", &long, "-n", "1"], 3, "context tokens: needs"),
+        (&["run", "hi", "-c", "9999999"], 3, "context tokens: needs"),
+        (&["run", "hi", "--top-p", "1.5"], 2, "--top-p: flag: expected a number from 0 to 1"),
+        (&["run", "hi", "--typical", "1.5"], 2, "typical"),
+        (&["run", "a", "-p", "b"], 2, "one prompt"),
+        (&["run", "--json"], 2, "--json: expected a prompt"),
+        (&["bench", "--batch", "0"], 2, "--batch"),
+    ];
+    for (args, code, says) in cases {
+        let (got, line) = refused(args);
+        assert!(got == *code && line.contains(says), "{args:?}: {got} {line}");
+    }
+}
+
+#[test]
+fn usage_errors_and_help_have_their_codes() {
+    for args in
+        [&["run", "--tmep", "1"][..], &["frobnicate"], &[], &["logits", "-o", "x"], &["ppl", "--ctx", "1"]]
+    {
+        assert_eq!(tegu(args).status.code(), Some(2), "{args:?}");
+    }
+    let help = stdout(&tegu(&["--help"]));
+    for said in ["run", "logits", "ppl", "inspect", "bench", "Exit codes", "130"] {
+        assert!(help.contains(said), "{said}");
+    }
+    for name in ["run", "logits", "ppl", "inspect", "bench", "config", "completions"] {
+        let help = stdout(&tegu(&[name, "--help"]));
+        assert!(help.contains("Example") && help.contains("tegu "), "{name}");
+    }
+    assert!(stdout(&tegu(&["completions", "bash"])).contains("complete -F _tegu"));
+    assert!(stdout(&tegu(&["--version"])).starts_with("tegu "));
+}
+
+#[test]
+fn a_conversation_is_a_line_a_turn() {
+    let mut child = command(TEGU)
+        .args(["run", "-n", "8"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let long = "word ".repeat(3000);
+    let mut stdin = child.stdin.take().unwrap();
+    write!(stdin, "{QUESTION}\n\n{long}\nHow do I make tea?\n").unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    let answers = stdout(&output);
+    let notes = stderr(&output);
+    // The empty line is skipped, the turn that does not fit is refused, and the conversation goes on.
+    assert_eq!(answers.lines().count(), 2, "{answers}");
+    assert!(notes.contains("context tokens: needs"), "{notes}");
+    assert!(notes.contains("cached)"), "the second turn reuses the first: {notes}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text() {
+    let run = |seed: &str| {
+        let flags = ["--temp", "1.5", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-n", "20", "-s"];
+        stdout(&tegu(&[&["run", "Tell me a story."], &flags[..], &[seed]].concat()))
+    };
+    assert_eq!(run("7"), run("7"));
+    assert_ne!(run("7"), run("8"));
+    let stop = stdout(&tegu(&["run", QUESTION, "--stop", "is"]));
+    assert_eq!(stop, "Gravity \n");
+}
+
+/// An answer that goes on until the context is full: its ends are forbidden.
+fn endless() -> Child {
+    let ends = json(&["inspect", "--json"])["tokenizer"]["ends"].clone();
+    let mut run = command(TEGU);
+    run.args(["run", QUESTION, "-c", "2048", "--temp", "1"]);
+    for id in ends.as_array().unwrap() {
+        run.arg(format!("--logit-bias={id}-inf"));
+    }
+    run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn an_interrupt_stops_the_answer_and_keeps_its_text() {
+    let mut child = endless();
+    let mut first = [0; 8];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let output = child.wait_with_output().unwrap();
+    let notes = stderr(&output);
+    assert_eq!(output.status.code(), Some(130), "{notes}");
+    assert!(notes.contains("interrupted]"), "{notes}");
+}
+
+#[test]
+fn a_closed_pipe_is_a_quiet_end() {
+    let mut child = endless();
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
+    let mut some = [0; 8];
+    reader.read_exact(&mut some).unwrap();
+    drop(reader);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let last = stderr(&output).lines().last().unwrap_or_default().to_owned();
+    assert!(!last.contains("panicked") && !last.contains("roken pipe"), "{last}");
+}
+
+#[test]
+fn the_daemon_checks_itself_and_serves_nothing() {
+    let daemon = |args: &[&str]| command(TEGUD).args(args).output().unwrap();
+    let nothing = daemon(&[]);
+    assert_eq!((nothing.status.code(), stderr(&nothing).lines().count()), (Some(64), 1));
+    let checked = daemon(&["--check", "-m", &demo()]);
+    assert!(stdout(&checked).starts_with("ok: loaded"), "{}", stderr(&checked));
+    assert!(stderr(&checked).contains("memory: "));
+    assert_eq!(daemon(&["--check", "-m", "no/such"]).status.code(), Some(2));
+    let (_dir, path) = temp();
+    std::fs::write(path("c.toml"), "threads = 2\n[sample]\ntemp = 0.5\n").unwrap();
+    let shown = stdout(&daemon(&["--config", &path("c.toml"), "--print-config"]));
+    let lines: Vec<&str> = shown.lines().filter(|l| l.contains("# file")).collect();
+    assert_eq!(lines.len(), 2, "{shown}");
+    assert_eq!(daemon(&["--config", &path("none.toml"), "--print-config"]).status.code(), Some(2));
+    // A first line is enough to see that text streams as it is made.
+    let text = BufReader::new(shown.as_bytes()).lines().next().unwrap().unwrap();
+    assert!(text.starts_with("# settings file: "));
+}
