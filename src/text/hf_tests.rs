@@ -3,12 +3,17 @@
 use super::*;
 use serde_json::json;
 
+fn added(id: u32, text: &str, special: bool) -> Value {
+    json!({"id": id, "content": text, "special": special,
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+}
+
 /// A byte-level vocabulary over a, b, space with two merges and two added tokens.
 fn base() -> Value {
     json!({
         "added_tokens": [
-            {"id": 6, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false},
-            {"id": 7, "content": "<tool>", "special": false, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}
+            added(6, "<s>", true),
+            added(7, "<tool>", false)
         ],
         "normalizer": null,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},

@@ -73,28 +73,39 @@ fn published_templates() {
 
 #[test]
 fn a_template_that_does_not_end_is_an_error() {
+    // Each of these runs its body on a growing `ns.l`, `n` times or nearly for ever.
+    let grow = |n: usize, body: &str, then: &str| {
+        let head = "{% set ns = namespace(l=[1], s='x') %}";
+        format!("{head}{{% for i in range({n}) %}}{body}{{% endfor %}}{then}")
+    };
+    let ever = |body: &str| {
+        let head = "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% for i in range(100000) %}";
+        format!("{head}{body}{{% endfor %}}{{% endfor %}}")
+    };
+    let double = "{% set ns.l = ns.l + ns.l %}";
+    let nest = "{% set ns.l = [ns.l] %}";
     let bombs = [
-        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "{% set ns = namespace(s='x') %}{% for i in range(200) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
-        "{% for i in range(90000) %}{{ 'x' * 100000 }}{% endfor %}",
-        "{{ 'x' * 1000000000000 }}",
-        "{{ range(1000000000000) | list }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(30) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(30) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l|tojson }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(30) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l|list|length }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l | tojson }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(5000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% for i in range(100000) %}{% set ns.l = [ns.l] %}{% endfor %}{% endfor %}",
-        "{% for i in range(100000) %}{% for i in range(100000) %}{% set l = [l] %}{% endfor %}{% endfor %}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% for i in range(100000) %}{% set ns.l = [[[[[[[[[[[[[[[[[[[[[[ns.l]]]]]]]]]]]]]]]]]]]]]] %}{% endfor %}{% endfor %}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% for i in range(100000) %}{% set ns.l = ns.l|map('upper') %}{% endfor %}{% endfor %}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(100000) %}{% for i in range(100000) %}{% set ns.l = {'a': ns.l} %}{% endfor %}{% endfor %}",
-        "{{ 'aaaaaaaaaa'.replace('', 'b' * 1000000).replace('', 'c' * 1000000) }}",
+        ever(""),
+        ever(nest),
+        ever("{% set l = [l] %}"),
+        ever("{% set ns.l = [[[[[[[[[[[[[[[[[[[[[[ns.l]]]]]]]]]]]]]]]]]]]]]] %}"),
+        ever("{% set ns.l = ns.l|map('upper') %}"),
+        ever("{% set ns.l = {'a': ns.l} %}"),
+        grow(200, "{% set ns.s = ns.s ~ ns.s %}", "{{ ns.s }}"),
+        grow(90_000, "{{ 'x' * 100000 }}", ""),
+        grow(30, double, "{{ ns.l }}"),
+        grow(30, double, "{{ ns.l | tojson }}"),
+        grow(30, double, "{{ ns.l | list | length }}"),
+        grow(5000, nest, "{{ ns.l | tojson }}"),
+        grow(5000, nest, "{{ ns.l }}"),
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".to_owned(),
+        "{{ 'x' * 1000000000000 }}".to_owned(),
+        "{{ range(1000000000000) | list }}".to_owned(),
+        "{{ 'aaaaaaaaaa'.replace('', 'b' * 1000000).replace('', 'c' * 1000000) }}".to_owned(),
     ];
     for bomb in bombs {
         let start = std::time::Instant::now();
-        let e = render(bomb, &Chat::default()).expect_err(bomb).to_string();
+        let e = render(&bomb, &Chat::default()).expect_err(&bomb).to_string();
         assert!(e.starts_with("t.jinja: chat_template") && !e.contains('\n'), "{e}");
         assert!(start.elapsed().as_secs() < 5, "{bomb}: {:?}", start.elapsed());
     }
@@ -154,7 +165,8 @@ fn templates_come_from_every_source() {
     let chat = Chat::of([("user", "hi")]);
     let with_tools = Chat { tools: json!([{}]), ..chat.clone() };
     let named = json!({"chat_template": [
-        {"name": "default", "template": "plain {{ messages[0].content }}"}, {"name": "tool_use", "template": "\n{{ tools }} {{ oops.x }}"}]});
+        {"name": "default", "template": "plain {{ messages[0].content }}"},
+        {"name": "tool_use", "template": "\n{{ tools }} {{ oops.x }}"}]});
     let t = ChatTemplate::from_config(Path::new("c.json"), &named).unwrap().unwrap();
     assert_eq!(t.render_with(special(), &chat).unwrap(), "plain hi");
     let e = t.render_with(special(), &with_tools).unwrap_err().to_string();
