@@ -38,7 +38,7 @@ pub struct CpuOptions {
     pub spin_us: u64,
     /// Instruction set; the best one that the machine has if not given.
     pub isa: Option<Isa>,
-    /// f32 activations and KV throughout; without, int8 activations against quantized weights.
+    /// f32 activations and KV throughout; without, 14-bit activations against quantized weights.
     pub exact: bool,
     /// Element type of the cache; f32 when exact, f16 otherwise, if not given.
     pub kv: Option<KvType>,
@@ -79,7 +79,7 @@ pub struct CpuBackend {
     team: Team,
     cache: Cache,
     options: CpuOptions,
-    /// Some product with a row of the residual stream takes int8 activations.
+    /// Some product with a row of the residual stream takes quantized activations.
     quantize: bool,
     lines: Lines,
     /// `(rows, hidden)`: the residual stream, and its normalized copy.

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 pub use super::kernels::attend::KvBlock;
 
-/// Activation rows quantized to int8 in groups of 32; reused from step to step.
+/// Activation rows quantized to 14 bits in groups of 32; reused from step to step.
 #[derive(Default)]
 pub struct Q8Rows {
     groups: Vec<Q8Group>,
@@ -215,7 +215,7 @@ impl Ops {
         }
     }
 
-    /// `out[i][16t + r] = w[16t + r] · x[rows[i]]` for tiles `tiles` of a quantized `w`, with int8 activations.
+    /// `out[i][16t + r] = w[16t + r] · x[rows[i]]` for tiles `tiles` of a quantized `w`, with quantized activations.
     /// Concurrent calls on one `out` must have disjoint tiles.
     pub fn matmul_q8(&self, w: &Matrix, tiles: Range<usize>, x: &Q8Rows, rows: Rows<'_>, out: Out<'_>) {
         assert!(!w.codec.is_dense() && w.cols == x.cols() && tiles.end <= w.tiles());

@@ -80,7 +80,7 @@ pub struct Product<'a> {
     pub out: Out<'a>,
 }
 
-/// Activations of a phase: always f32, and int8 where a quantized matrix meets them.
+/// Activations of a phase: always f32, and quantized where a quantized matrix meets them.
 #[derive(Clone, Copy)]
 pub struct Acts<'a> {
     /// `(n, cols)` f32
@@ -107,7 +107,7 @@ pub struct Ctx<'a> {
 }
 
 impl Ctx<'_> {
-    /// True if products with `w` take int8 activations.
+    /// True if products with `w` take quantized activations.
     pub fn wants_q8(&self, w: &Matrix) -> bool {
         !self.exact && !w.codec.is_dense()
     }

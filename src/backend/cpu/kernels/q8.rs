@@ -212,22 +212,23 @@ unsafe fn minus_offset<S: SimdDot, C: Codec8>(neg_sum: i32) -> S::I {
     }
 }
 
-/// The integer dot of a group.
+/// The integer dot of a group: the codes' high parts times 64, and their low parts.
 ///
 /// # Safety
 /// The instruction set is available.
 #[inline(always)]
 unsafe fn dot_group<S: SimdDot, C: Codec8>(w: &[S::B; 8], x: &Q8Group) -> S::I {
-    let codes = x.codes.as_ptr();
-    // SAFETY: 32 codes; by the contract.
+    // SAFETY: 32 codes each; by the contract.
     unsafe {
-        let init = minus_offset::<S, C>(x.neg_sum);
-        match C::BITS {
-            0..=4 => S::dot8::<4>(init, w, codes),
-            5 => S::dot8::<5>(init, w, codes),
-            6 => S::dot8::<6>(init, w, codes),
-            _ => S::dot8::<8>(init, w, codes),
-        }
+        let (zero, init) = (S::splat_i(0), minus_offset::<S, C>(x.neg_sum));
+        let (high, low) = (x.high.as_ptr(), x.low.as_ptr());
+        let (high, low) = match C::BITS {
+            0..=4 => (S::dot8::<4>(zero, w, high), S::dot8::<4>(init, w, low)),
+            5 => (S::dot8::<5>(zero, w, high), S::dot8::<5>(init, w, low)),
+            6 => (S::dot8::<6>(zero, w, high), S::dot8::<6>(init, w, low)),
+            _ => (S::dot8::<8>(zero, w, high), S::dot8::<8>(init, w, low)),
+        };
+        S::add_i(S::shl_i::<6>(high), low)
     }
 }
 
@@ -240,13 +241,14 @@ unsafe fn dot_half<S: SimdDot, C: Codec8>(w: &[S::B; 8], half: usize, x: &Q8Grou
     let w = [w[4 * half], w[4 * half + 1], w[4 * half + 2], w[4 * half + 3]];
     // SAFETY: 16 codes from 16*half on; by the contract.
     unsafe {
-        let codes = x.codes.as_ptr().add(16 * half);
-        let init = minus_offset::<S, C>(x.neg_half[half]);
-        match C::BITS {
-            0..=4 => S::dot4::<4>(init, w, codes),
-            5 => S::dot4::<5>(init, w, codes),
-            6 => S::dot4::<6>(init, w, codes),
-            _ => S::dot4::<8>(init, w, codes),
-        }
+        let (zero, init) = (S::splat_i(0), minus_offset::<S, C>(x.neg_half[half]));
+        let (high, low) = (x.high.as_ptr().add(16 * half), x.low.as_ptr().add(16 * half));
+        let (high, low) = match C::BITS {
+            0..=4 => (S::dot4::<4>(zero, w, high), S::dot4::<4>(init, w, low)),
+            5 => (S::dot4::<5>(zero, w, high), S::dot4::<5>(init, w, low)),
+            6 => (S::dot4::<6>(zero, w, high), S::dot4::<6>(init, w, low)),
+            _ => (S::dot4::<8>(zero, w, high), S::dot4::<8>(init, w, low)),
+        };
+        S::add_i(S::shl_i::<6>(high), low)
     }
 }

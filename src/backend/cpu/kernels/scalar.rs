@@ -115,7 +115,7 @@ fn dot_q8(w: &Matrix, t: usize, r: usize, x: &[Q8Group]) -> f32 {
     let mut acc = 0f32;
     for (g, x) in x.iter().enumerate() {
         let group = row_group(w, t, g, r);
-        let products: [i32; GROUP] = std::array::from_fn(|k| group.codes[k] * i32::from(x.codes[k]));
+        let products: [i32; GROUP] = std::array::from_fn(|k| group.codes[k] * x.code(k));
         let sum = |half: usize| products[16 * half..][..16].iter().sum::<i32>();
         let idot = match group.half_scales {
             None => sum(0) + sum(1),

@@ -4,13 +4,15 @@
 use super::simd::{LANES, Simd};
 use crate::format::layout::GROUP;
 
-/// A group of 32 quantized activations: everything that a product needs, on one cache line, so that a kernel needs one
-/// pointer a row.
+/// A group of 32 quantized activations: everything that a product needs, on two cache lines, so that a kernel needs one
+/// pointer a row. A code is `64*high + low`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C, align(64))]
 pub struct Q8Group {
-    /// Codes, in the order of the columns.
-    pub codes: [i8; GROUP],
+    /// Codes rounded to multiples of 64, divided by 64, in the order of the columns: -127..=127.
+    pub high: [i8; GROUP],
+    /// What is left of the codes: -32..=31.
+    pub low: [i8; GROUP],
     /// `dx`: the value of code 1.
     pub d: f32,
     /// Minus the sum of all codes: times a weight codec's offset it takes that offset off.
@@ -21,13 +23,21 @@ pub struct Q8Group {
     pub sum_d: f32,
     /// The same for columns 0..16 and 16..32.
     pub half_d: [f32; 2],
-    /// Fills the cache line.
-    pub pad: u32,
+    /// Fills the second cache line.
+    pub pad: [u32; 9],
 }
 
-/// Groups whose largest magnitude is below this (2^-100) become zero: `127 / amax` must stay finite.
+impl Q8Group {
+    /// The code of column `k`.
+    pub fn code(&self, k: usize) -> i32 {
+        64 * i32::from(self.high[k]) + i32::from(self.low[k])
+    }
+}
+
+/// Groups whose largest magnitude is below this (2^-100) become zero: `8128 / amax` must stay finite.
 const AMAX_TINY: f32 = f32::from_bits((127 - 100) << 23);
-const CODE_MAX: f32 = 127.0;
+/// 127 * 64: the largest code whose high part is an i8.
+const CODE_MAX: f32 = 8128.0;
 
 /// Calls `f(offset, lanes)` for every register's worth of `0..n`; `lanes` is `W` except in the last.
 #[inline(always)]
@@ -269,17 +279,18 @@ unsafe fn quantize_group<S: Simd>(x: *const f32, out: &mut Q8Group) {
         return;
     }
     let to_code = CODE_MAX / amax;
-    /// 1.5 * 2^23, as in `exp`: adding it rounds half to even, and the low byte is then the code.
+    /// 1.5 * 2^23, as in `exp`: adding it rounds half to even, and what was added to its bits is then the code.
     const MAGIC: f32 = 12_582_912.0;
-    // SAFETY: 32 readable values.
-    unsafe {
-        for k in 0..GROUP {
-            // |x * to_code| <= 127.00002, which rounds to 127.
-            out.codes[k] = ((*x.add(k) * to_code + MAGIC).to_bits() & 0xff) as u8 as i8;
-        }
+    let mut halves = [0i32; 2];
+    for k in 0..GROUP {
+        // |x * to_code| <= 8128.001, which rounds to 8128.
+        // SAFETY: 32 readable values.
+        let code = (unsafe { *x.add(k) } * to_code + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32;
+        let high = (code + 32) >> 6;
+        out.high[k] = high as i8;
+        out.low[k] = (code - (high << 6)) as i8;
+        halves[k / (GROUP / 2)] += code;
     }
-    let sum = |codes: &[i8]| codes.iter().map(|&c| i32::from(c)).sum::<i32>();
-    let halves = [sum(&out.codes[..GROUP / 2]), sum(&out.codes[GROUP / 2..])];
     out.d = amax / CODE_MAX;
     out.neg_half = halves.map(|s| -s);
     out.neg_sum = -(halves[0] + halves[1]);
