@@ -84,6 +84,28 @@ impl Simd for Avx2 {
             let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
             _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
         };
+        max16(v: &[__m256; 4]) -> f32 = {
+            let v = _mm256_max_ps(v[0], v[1]);
+            let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+            let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+        };
+        sum16_i(v: &[__m256i; 4]) -> i32 = {
+            let v = _mm256_add_epi32(v[0], v[1]);
+            let v = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+            let v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+            _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1)))
+        };
+        split(a: __m256i) -> (__m256i, __m256i) = {
+            let high = _mm256_srai_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(32)), 6);
+            (high, _mm256_sub_epi32(a, _mm256_slli_epi32(high, 6)))
+        };
+        store_bytes(p: *mut i8, v: __m256i) = {
+            let low = _mm_set1_epi32(0x0c08_0400);
+            let first = _mm_shuffle_epi8(_mm256_castsi256_si128(v), low);
+            let last = _mm_shuffle_epi8(_mm256_extracti128_si256(v, 1), low);
+            _mm_storel_epi64(p.cast(), _mm_unpacklo_epi32(first, last))
+        };
         splat_i(v: i32) -> __m256i = _mm256_set1_epi32(v);
         add_i(a: __m256i, b: __m256i) -> __m256i = _mm256_add_epi32(a, b);
         sub_i(a: __m256i, b: __m256i) -> __m256i = _mm256_sub_epi32(a, b);

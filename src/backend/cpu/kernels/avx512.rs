@@ -62,6 +62,13 @@ impl Simd for Avx512 {
             let v = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 4, 2, 6, 0, 4, 2, 6));
             _mm_storeu_ps(out, _mm256_castps256_ps128(v))
         };
+        max16(v: &[__m512; 4]) -> f32 = _mm512_reduce_max_ps(v[0]);
+        sum16_i(v: &[__m512i; 4]) -> i32 = _mm512_reduce_add_epi32(v[0]);
+        split(a: __m512i) -> (__m512i, __m512i) = {
+            let high = _mm512_srai_epi32(_mm512_add_epi32(a, _mm512_set1_epi32(32)), 6);
+            (high, _mm512_sub_epi32(a, _mm512_slli_epi32(high, 6)))
+        };
+        store_bytes(p: *mut i8, v: __m512i) = _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v));
         splat_i(v: i32) -> __m512i = _mm512_set1_epi32(v);
         add_i(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
         sub_i(a: __m512i, b: __m512i) -> __m512i = _mm512_sub_epi32(a, b);

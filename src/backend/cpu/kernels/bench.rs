@@ -144,7 +144,8 @@ fn product_time(team: &Team, ops: &Ops, w: &Matrix, n: usize) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::Isa;
+    use crate::backend::cpu::{Isa, KvBlock};
+    use crate::format::f16;
 
     /// A measurement for people: `cargo test --release -- --ignored --nocapture kernel_rates`. The environment variable
     /// TEGU_BENCH may name an instruction set, codecs and `n=` rows.
@@ -170,6 +171,45 @@ mod tests {
                 );
             })
             .unwrap();
+        }
+    }
+
+    /// The same for the kernels over vectors and for attention: operations beside the products.
+    #[test]
+    #[ignore = "a measurement; it checks nothing"]
+    fn vector_rates() {
+        let ops = Ops::new(Isa::best());
+        let n = 2048;
+        let x: Vec<f32> = (0..n).map(|i| (i % 97) as f32 / 50.0 - 1.0).collect();
+        let (mut y, mut q8) = (x.clone(), Q8Rows::default());
+        let to = q8.shape(1, n);
+        let show = |name: &str, elements: usize, f: &mut dyn FnMut()| {
+            const LOOPS: u32 = 1000;
+            let time = best_of(&mut || (0..LOOPS).for_each(|_| f())) / LOOPS;
+            println!("{name:10} {:7.2} elements a ns", elements as f64 / time.as_secs_f64() / 1e9);
+        };
+        show("quantize", n, &mut || ops.quantize(&x, 0..1, to));
+        show("rms_norm", n, &mut || ops.rms_norm(&x, &x, 1e-5, &mut y));
+        show("silu_mul", n, &mut || ops.silu_mul(&x, &x, &mut y));
+        show("exp_sum", n, &mut || {
+            y.copy_from_slice(&x);
+            black_box(ops.exp_sum(&mut y, 1.0));
+        });
+        let w = matrix(&Arc::new(filled(8 << 20).unwrap()), Codec::Q4_1, 1024);
+        show("dequant", n, &mut || ops.dequant_row(&w, 77, &mut y));
+        for (nq, d) in [(1, 64), (3, 64), (16, 128), (16, 576), (128, 192)] {
+            let nk = 64;
+            let k = vec![f16::from_f32(0.5); nk * d];
+            let (q, p, mut s, mut o) =
+                (vec![0.1; nq * d], vec![0.1; nq * nk], vec![0.0; nq * nk], vec![0.0; nq * d]);
+            let block = KvBlock::F16 { data: &k, stride: d };
+            show(&format!("qk {nq}x{d}"), nq * nk * d, &mut || ops.qk(&q, d, nq, block, nk, d, &mut s, nk));
+            show(&format!("pv {nq}x{d}"), nq * nk * d, &mut || ops.pv(&p, nk, nq, block, nk, d, &mut o, d));
+        }
+        for threads in [1, 2] {
+            let team = Team::new(threads, 100);
+            let time = best_of(&mut || (0..1000).for_each(|_| team.run(&|_, _| ()))) / 1000;
+            println!("a job on {threads} threads: {time:?}");
         }
     }
 }

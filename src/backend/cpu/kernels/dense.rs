@@ -10,6 +10,7 @@
 
 use super::Product;
 use super::codecs::{At, Codec8, Mins, PlanePtrs};
+use super::q8::PREFETCH_BYTES;
 use super::simd::{LANES, SimdDot};
 use crate::format::layout::{F8_BLOCK, GROUP, TILE_ROWS};
 use std::marker::PhantomData;
@@ -27,8 +28,12 @@ type Sums = [[f32; PARTS * LANES]; BLOCK_ROWS];
 /// # Safety
 /// `load` reads `W` elements from index `i` on; the instruction set is available.
 pub trait Dense: Copy {
+    /// Bytes of an element.
+    const BYTES: usize;
     /// Elements from index `i`.
     unsafe fn load<S: SimdDot>(self, i: usize) -> S::F;
+    /// The address of element 0.
+    fn address(self) -> *const u8;
 }
 
 /// An element type's pointer.
@@ -38,6 +43,11 @@ macro_rules! dense {
         #[derive(Clone, Copy)]
         pub struct $Name(*const $T);
         impl Dense for $Name {
+            const BYTES: usize = size_of::<$T>();
+            #[inline(always)]
+            fn address(self) -> *const u8 {
+                self.0.cast()
+            }
             #[inline(always)]
             unsafe fn load<$S: SimdDot>(self, i: usize) -> $S::F {
                 // SAFETY: by the trait's contract.
@@ -68,6 +78,11 @@ dense!(
 struct F8(*const u8, f32);
 
 impl Dense for F8 {
+    const BYTES: usize = 1;
+    #[inline(always)]
+    fn address(self) -> *const u8 {
+        self.0
+    }
     #[inline(always)]
     unsafe fn load<S: SimdDot>(self, i: usize) -> S::F {
         // SAFETY: by the trait's contract.
@@ -184,6 +199,11 @@ impl Source for Decoded8 {
 pub struct F8Weights(F8);
 
 impl Dense for F8Weights {
+    const BYTES: usize = 1;
+    #[inline(always)]
+    fn address(self) -> *const u8 {
+        self.0.address()
+    }
     #[inline(always)]
     unsafe fn load<S: SimdDot>(self, i: usize) -> S::F {
         // SAFETY: by the trait's contract.
@@ -357,6 +377,13 @@ unsafe fn pass<S: SimdDot, D: Dense, const R: usize, const N: usize>(
         }
         let whole = n / PARTS * PARTS;
         for j in (0..whole).step_by(PARTS) {
+            if R == 1 {
+                // One row is bound by memory.
+                let ahead = j * LANES * D::BYTES + PREFETCH_BYTES;
+                for line in (0..PARTS * LANES * D::BYTES).step_by(64) {
+                    S::prefetch(weights.address().wrapping_add(ahead + line));
+                }
+            }
             for b in 0..PARTS {
                 for s in 0..N {
                     let w = weights.load::<S>((j + b) * LANES + (s0 + s) * S::W);

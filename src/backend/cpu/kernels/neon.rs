@@ -94,6 +94,19 @@ impl Simd for NeonDot {
             let v = vadd_f32(vget_low_f32(v), vget_high_f32(v));
             vget_lane_f32::<0>(v) + vget_lane_f32::<1>(v)
         };
+        max16(v: &[float32x4_t; 4]) -> f32 =
+            vmaxvq_f32(vmaxq_f32(vmaxq_f32(v[0], v[1]), vmaxq_f32(v[2], v[3])));
+        sum16_i(v: &[int32x4_t; 4]) -> i32 =
+            vaddvq_s32(vaddq_s32(vaddq_s32(v[0], v[1]), vaddq_s32(v[2], v[3])));
+        split(a: int32x4_t) -> (int32x4_t, int32x4_t) = {
+            let high = vshrq_n_s32::<6>(vaddq_s32(a, vdupq_n_s32(32)));
+            (high, vsubq_s32(a, vshlq_n_s32::<6>(high)))
+        };
+        store_bytes(p: *mut i8, v: int32x4_t) = {
+            let v = vmovn_s32(v);
+            let v = vreinterpret_u32_s8(vmovn_s16(vcombine_s16(v, v)));
+            p.cast::<u32>().write_unaligned(vget_lane_u32::<0>(v))
+        };
         splat_i(v: i32) -> int32x4_t = vdupq_n_s32(v);
         add_i(a: int32x4_t, b: int32x4_t) -> int32x4_t = vaddq_s32(a, b);
         sub_i(a: int32x4_t, b: int32x4_t) -> int32x4_t = vsubq_s32(a, b);

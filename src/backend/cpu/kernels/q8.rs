@@ -2,6 +2,18 @@
 //!
 //! A pass holds `R` activation rows' 16 sums each in registers and goes once along a tile. With one row (decode) it is bound
 //! by memory; with more, a (tile, group) is unpacked once for all `R`. Either way an output sees the same operations.
+//!
+//! Bytes a weight: those of the codec (4.5 bits for Q4_0). AVX-512 instructions a (tile, group) of 512 weights, counted in
+//! the compiled loops:
+//!
+//! | codec | one row | a row of eight | | codec | one row | a row of eight |
+//! |---|---|---|---|---|---|---|
+//! | Q4_0, Q4_1 | 39, 41 | 16.6, 17.0 | | Q4_K | 47 | 17.6 |
+//! | Q5_0, Q5_1 | 55, 57 | 18.6, 19.1 | | Q5_K | 71 | 21.3 |
+//! | Q8_0 | 36 | 15.8 | | Q6_K | 69 | 26.5 |
+//! | Q2_K, Q3_K | 59, 66 | 24.9, 26.8 | | IQ4_NL, IQ4_XS, MXFP4 | 52-57 | 18.3-19.1 |
+//!
+//! Eight of them are the dot products: with 512-bit units that take one a cycle, that is the floor of many rows.
 
 // Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
 // set's features and may not be inlined.
@@ -16,7 +28,7 @@ use crate::format::layout::GROUP;
 /// Bytes of activations that a sweep over the tiles keeps in the second-level cache.
 const SWEEP_BYTES: usize = 384 << 10;
 /// How far ahead of the codes in use the next ones are fetched, when a pass has few rows.
-const PREFETCH_BYTES: usize = 2048;
+pub const PREFETCH_BYTES: usize = 4096;
 
 /// The product; see [`Product`].
 ///

@@ -59,7 +59,16 @@ pub trait Simd: Copy {
         };
     }
 
+    /// The largest of 16 lanes, none of them NaN.
+    unsafe fn max16(v: &[Self::F; 4]) -> f32;
+
     unsafe fn splat_i(v: i32) -> Self::I;
+    /// Adds 16 lanes.
+    unsafe fn sum16_i(v: &[Self::I; 4]) -> i32;
+    /// `high = (a + 32) >> 6` and `low = a - 64*high`.
+    unsafe fn split(a: Self::I) -> (Self::I, Self::I);
+    /// Writes the low byte of each lane.
+    unsafe fn store_bytes(p: *mut i8, v: Self::I);
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
     /// Arithmetic shift right by one.
@@ -210,8 +219,22 @@ impl Simd for Scalar {
         }
         v[0]
     }
+    unsafe fn max16(v: &[Self::F; 4]) -> f32 {
+        v[0].into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
     unsafe fn splat_i(v: i32) -> Self::I {
         [v; LANES]
+    }
+    unsafe fn sum16_i(v: &[Self::I; 4]) -> i32 {
+        v[0].iter().sum()
+    }
+    unsafe fn split(a: Self::I) -> (Self::I, Self::I) {
+        let high = lanes(|i| (a[i] + 32) >> 6);
+        (high, lanes(|i| a[i] - (high[i] << 6)))
+    }
+    unsafe fn store_bytes(p: *mut i8, v: Self::I) {
+        // SAFETY: see above.
+        (0..LANES).for_each(|i| unsafe { *p.add(i) = v[i] as i8 });
     }
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I {
         lanes(|i| a[i].wrapping_add(b[i]))

@@ -1,6 +1,10 @@
 //! Kernels over vectors: norms, SiLU, exp and softmax's pieces, adds, and the quantization of activations. Cheap beside
 //! the products; written for equal bits first. About 20 operations for an exp of W lanes, 1-3 for the rest.
 
+// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
+// set's features and may not be inlined.
+#![allow(clippy::needless_range_loop)]
+
 use super::simd::{LANES, Simd};
 use crate::format::layout::GROUP;
 
@@ -266,34 +270,45 @@ pub unsafe fn quantize<S: Simd>(x: &[f32], out: &mut [Q8Group]) {
 /// `x` is valid for 32 reads; the instruction set is available.
 #[inline(always)]
 unsafe fn quantize_group<S: Simd>(x: *const f32, out: &mut Q8Group) {
-    *out = Q8Group::default();
-    // The largest magnitude by its bits: a NaN is then larger than everything and cannot hide.
-    // SAFETY: 32 readable values.
-    let bits_max = (0..GROUP).fold(0, |m, k| m.max(unsafe { *x.add(k) }.to_bits() & 0x7fff_ffff));
-    let amax = f32::from_bits(bits_max);
-    if !amax.is_finite() {
-        (out.d, out.sum_d, out.half_d) = (f32::NAN, f32::NAN, [f32::NAN; 2]);
-        return;
-    }
-    if amax < AMAX_TINY {
-        return;
-    }
-    let to_code = CODE_MAX / amax;
     /// 1.5 * 2^23, as in `exp`: adding it rounds half to even, and what was added to its bits is then the code.
     const MAGIC: f32 = 12_582_912.0;
-    let mut halves = [0i32; 2];
-    for k in 0..GROUP {
-        // |x * to_code| <= 8128.001, which rounds to 8128.
-        // SAFETY: 32 readable values.
-        let code = (unsafe { *x.add(k) } * to_code + MAGIC).to_bits() as i32 - MAGIC.to_bits() as i32;
-        let high = (code + 32) >> 6;
-        out.high[k] = high as i8;
-        out.low[k] = (code - (high << 6)) as i8;
-        halves[k / (GROUP / 2)] += code;
+    *out = Q8Group::default();
+    // SAFETY: 32 readable values and 32 codes.
+    unsafe {
+        // Times zero, an infinity or a NaN becomes NaN and stays it through the sum.
+        let (mut largest, mut zeros) = ([S::splat(0.0); 4], [S::splat(0.0); 4]);
+        for k in 0..GROUP / S::W {
+            let (v, s) = (S::load(x.add(k * S::W)), k % S::SUBS);
+            largest[s] = S::max(S::max(v, S::sub(S::splat(-0.0), v)), largest[s]);
+            zeros[s] = S::fma(v, S::splat(0.0), zeros[s]);
+        }
+        if S::sum16(&zeros).is_nan() {
+            (out.d, out.sum_d, out.half_d) = (f32::NAN, f32::NAN, [f32::NAN; 2]);
+            return;
+        }
+        let amax = S::max16(&largest);
+        if amax < AMAX_TINY {
+            return;
+        }
+        let (to_code, magic) = (S::splat(CODE_MAX / amax), S::splat(MAGIC));
+        let mut halves = [0; 2];
+        for half in 0..2 {
+            let mut codes = [S::splat_i(0); 4];
+            for s in 0..S::SUBS {
+                let at = half * LANES + s * S::W;
+                // |x * to_code| <= 8128.001, which rounds to 8128.
+                let shifted = S::add(S::mul(S::load(x.add(at)), to_code), magic);
+                codes[s] = S::sub_i(S::bits(shifted), S::bits(magic));
+                let (high, low) = S::split(codes[s]);
+                S::store_bytes(out.high.as_mut_ptr().add(at), high);
+                S::store_bytes(out.low.as_mut_ptr().add(at), low);
+            }
+            halves[half] = S::sum16_i(&codes);
+        }
+        out.d = amax / CODE_MAX;
+        out.neg_half = [-halves[0], -halves[1]];
+        out.neg_sum = -(halves[0] + halves[1]);
+        out.half_d = [out.d * halves[0] as f32, out.d * halves[1] as f32];
+        out.sum_d = out.d * (halves[0] + halves[1]) as f32;
     }
-    out.d = amax / CODE_MAX;
-    out.neg_half = halves.map(|s| -s);
-    out.neg_sum = -(halves[0] + halves[1]);
-    out.half_d = halves.map(|s| out.d * s as f32);
-    out.sum_d = out.d * (halves[0] + halves[1]) as f32;
 }
