@@ -8,12 +8,12 @@
 //!
 //! | codec | one row | a row of eight | | codec | one row | a row of eight |
 //! |---|---|---|---|---|---|---|
-//! | Q4_0, Q4_1 | 39, 41 | 16.6, 17.0 | | Q4_K | 47 | 17.6 |
-//! | Q5_0, Q5_1 | 55, 57 | 18.6, 19.1 | | Q5_K | 71 | 21.3 |
-//! | Q8_0 | 36 | 15.8 | | Q6_K | 69 | 26.5 |
-//! | Q2_K, Q3_K | 59, 66 | 24.9, 26.8 | | IQ4_NL, IQ4_XS, MXFP4 | 52-57 | 18.3-19.1 |
+//! | Q4_0, Q4_1 | 50, 52 | 29 | | Q4_K | 65 | 31 |
+//! | Q5_0, Q5_1 | 66, 68 | 30 | | Q5_K | 81 | 33 |
+//! | Q8_0 | 47 | 27 | | Q2_K | 73 | 39 |
+//! | IQ4_NL, IQ4_XS, MXFP4 | 58, 67, 63 | 30, 32, 30 | | Q3_K, Q6_K | 80-83 | 43-45 |
 //!
-//! Eight of them are the dot products: with 512-bit units that take one a cycle, that is the floor of many rows.
+//! Sixteen of them are the dot products: with 512-bit units that take one a cycle, that is the floor of many rows.
 
 // Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
 // set's features and may not be inlined.
