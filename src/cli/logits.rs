@@ -49,7 +49,7 @@ pub struct LogitsArgs {
     /// Read all pages and apply the mask to each element: what sparse reading is compared with
     #[arg(long)]
     dense_mask: bool,
-    /// Record the expert picks: `routes` (T, layers, picks) i32
+    /// Record the expert picks: `routes` (T, layers * picks) i32
     #[arg(long, value_name = "FILE")]
     routes_out: Option<PathBuf>,
     /// Replay recorded expert picks instead of choosing

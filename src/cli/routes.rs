@@ -24,10 +24,9 @@ pub fn write(file: &Path, shape: (usize, usize, usize), picks: &[ExpertId]) -> R
 
 /// Reads picks for `tokens` tokens of a model and checks that each is an expert of it.
 pub fn read(file: &Path, h: &Hyper, tokens: usize) -> Result<Vec<ExpertId>> {
-    let Some(moe) = &h.moe else {
-        return Err(Error::bad(file, "routes", "a model with routed experts", h.arch.clone()));
-    };
-    let width = h.n_layers * moe.n_picked;
+    // A model without routed experts records, and replays, no picks: one script serves both kinds.
+    let (n_experts, n_picked) = h.moe.as_ref().map_or((0, 0), |m| (m.n_experts, m.n_picked));
+    let width = h.n_layers * n_picked;
     let data_bytes = tokens as u64 * width as u64 * 4;
     // The tensor, and a header that names it.
     let bytes = super::small_file(file, data_bytes + 4096)?;
@@ -41,9 +40,9 @@ pub fn read(file: &Path, h: &Hyper, tokens: usize) -> Result<Vec<ExpertId>> {
     let data = &bytes[entry.offset as usize..][..data_bytes as usize];
     let ids = data.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let ids: Vec<ExpertId> = ids.collect();
-    match ids.iter().position(|&e| e as usize >= moe.n_experts) {
+    match ids.iter().position(|&e| e as usize >= n_experts) {
         Some(i) => {
-            let expected = format!("an expert below {}", moe.n_experts);
+            let expected = format!("an expert below {}", n_experts);
             Err(Error::bad(file, format!("routes, element {i}"), expected, ids[i]))
         }
         None => Ok(ids),

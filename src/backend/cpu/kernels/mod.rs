@@ -3,11 +3,13 @@
 //! thread has, or the instruction set. All of them must give the same bits, and tests compare with `==`.
 //!
 //! **Quantized activations** ([`quantize`](vector::quantize)): a group of 32 columns has `amax = max |x|`,
-//! `dx = amax / 8128`, codes `round_half_even(x * (8128 / amax))` of 14 bits, held as two int8 halves `64*high + low`
-//! so that byte dot products take them: int8 alone moves SmolLM2's log-probabilities by 0.1, this by 0.001. A group with `amax < 2^-100` is all zero; one with an
-//! infinity or NaN has `dx = NaN`, so that the fault shows in the output.
+//! `dx = amax / 8128`, codes `round_half_even(x * (8128 / amax))` of 14 bits, held as two int8 halves
+//! `64*high + low` so that byte dot products take them: int8 alone moves SmolLM2's log-probabilities by 0.1, this
+//! by 0.002. A group with `amax < 2^-100` is all zero; one with an infinity or NaN has `dx = NaN`, so that the
+//! fault shows in the output.
 //!
-//! **Quantized product** of a weight row with groups `g` in order; `idot` is an exact 32-bit integer sum, below 2^30 (Q6_K: 2 * 16*32*8128*127):
+//! **Quantized product** of a weight row with groups `g` in order; `idot` is an exact 32-bit integer sum, below 2^31
+//! (Q6_K, the largest: `2 * 16 * 32 * 8128 * 128`):
 //!
 //! ```text
 //! idot = Σ code_w * code_x                     codes signed: the codec's offset is taken off in integers
