@@ -1,6 +1,7 @@
 //! The one integration test binary: every file under `tests/` is a module here, so that there is one link.
 
 mod cli;
+mod corrupt;
 mod engine;
 mod golden;
 mod support;
