@@ -1,5 +1,6 @@
 //! `tegu synth`: a GGUF with random weights in a published model's shape, for measuring without the model.
 
+mod check;
 mod random;
 mod shapes;
 
@@ -42,6 +43,9 @@ pub struct Args {
     /// Multiplies the number of layers (at least 2 stay).
     #[arg(long, default_value_t = 1.0)]
     pub scale: f32,
+    /// Load the file and print how many experts of each layer 64 tokens pick.
+    #[arg(long)]
+    pub check: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -56,29 +60,57 @@ fn codec(name: &str) -> std::result::Result<Target, String> {
 /// Runs `tegu synth`.
 pub fn synth(args: &Args) -> Result<()> {
     let config = scaled(args)?;
-    let path = Path::new(&args.shape);
-    let json = Json { path, prefix: "", value: &config };
+    let bytes = make(
+        &args.shape,
+        &config,
+        args.codec,
+        Dice { seed: args.seed, skew: args.router_skew },
+        &args.output,
+    )?;
+    let spread = if args.check { check::check(&args.output)? } else { Vec::new() };
+    let mut out = Out::stdout();
+    let layers = &config["num_hidden_layers"];
+    if args.json {
+        let row = |s: &check::Spread| json!({"layer": s.layer, "distinct": s.distinct, "top_quarter": s.top_quarter});
+        let rows: Vec<JsonValue> = spread.iter().map(row).collect();
+        return out.json(&json!({
+            "output": args.output, "file_bytes": bytes, "layers": layers,
+            "check": args.check.then_some(rows),
+        }));
+    }
+    let (file, size) = (args.output.display(), Bytes(bytes));
+    out.text(&format!("{file}: {size}, {layers} layers, {}\n", args.codec.name))?;
+    for s in spread {
+        let share = s.top_quarter * 100.0;
+        let what = format!("{} experts, busiest quarter {share:.0}% of picks", s.distinct);
+        out.text(&format!("layer {}: {} tokens pick {what}\n", s.layer, check::TOKENS))?;
+    }
+    Ok(())
+}
+
+/// What is random.
+#[derive(Debug, Clone, Copy)]
+struct Dice {
+    seed: u64,
+    /// `--router-skew`.
+    skew: f32,
+}
+
+/// Writes the model that `config` describes to `output` and gives its size.
+fn make(name: &str, config: &JsonValue, target: Target, dice: Dice, output: &Path) -> Result<u64> {
+    let json = Json { path: Path::new(name), prefix: "", value: config };
     let mut meta = Meta::new();
     let h = hparams::convert(&json, &mut meta)?;
-    meta.push(("general.name".into(), Value::Str(format!("{} with random weights", args.shape))));
+    meta.push(("general.name".into(), Value::Str(format!("{name} with random weights"))));
     tokenizer(json.size("vocab_size")?, &mut meta);
-    meta.push(("general.file_type".into(), Value::U32(args.codec.file_type)));
+    meta.push(("general.file_type".into(), Value::U32(target.file_type)));
     meta.push(("general.quantization_version".into(), Value::U32(2)));
-    let context = Context { target: args.codec, layers: h.layers, tied: false };
-    let tensors: Vec<(SynthTensor, Codec)> = shapes::tensors(&config)
-        .into_iter()
-        .map(|t| {
-            let codec = context.choose(&t.name, &t.dims);
-            (t, codec)
-        })
-        .collect();
-    let bytes = write(args, &meta, &tensors)?;
-    let layers = h.layers;
-    if args.json {
-        return Out::stdout().json(&json!({"output": args.output, "file_bytes": bytes, "layers": layers}));
-    }
-    let said = format!("{}: {}, {layers} layers, {}\n", args.output.display(), Bytes(bytes), args.codec.name);
-    Out::stdout().text(&said)
+    let context = Context { target, layers: h.layers, tied: false };
+    let chosen = shapes::tensors(config).into_iter().map(|t| {
+        let codec = context.choose(&t.name, &t.dims);
+        (t, codec)
+    });
+    write(dice, &meta, &chosen.collect::<Vec<_>>(), output)
 }
 
 /// The shape's config with its layers scaled.
@@ -135,20 +167,20 @@ fn byte_char(byte: u8) -> char {
 }
 
 /// Streams the file and gives its size.
-fn write(args: &Args, meta: &Meta, tensors: &[(SynthTensor, Codec)]) -> Result<u64> {
+fn write(dice: Dice, meta: &Meta, tensors: &[(SynthTensor, Codec)], output: &Path) -> Result<u64> {
     /// Bytes made at a time, about.
     const CHUNK_BYTES: usize = 1 << 20;
     let mut plan = gguf_write::Plan::new();
     meta.iter().for_each(|(key, value)| plan.meta(key, value));
     tensors.iter().for_each(|(t, codec)| plan.tensor(&t.name, *codec, &t.dims));
     let progress = Progress::new("writing", plan.data_bytes(), Unit::Bytes);
-    let mut file = AsideFile::create(&args.output)?;
-    let fail = |e| Error::io(&args.output, "write", e);
+    let mut file = AsideFile::create(output)?;
+    let fail = |e| Error::io(output, "write", e);
     let mut body = plan.start(&mut file).map_err(fail)?;
     let mut buffer = Vec::new();
     for (i, (t, codec)) in tensors.iter().enumerate() {
         body.begin(&t.name).map_err(fail)?;
-        let mut random = Random::new(args.seed, i as u64);
+        let mut random = Random::new(dice.seed, i as u64);
         let (cols, outer) = t.dims.split_last().expect("a shape");
         let (rows, row_bytes) =
             (outer.iter().product::<usize>(), codec.row_bytes(*cols).expect("chosen for it"));
@@ -160,7 +192,7 @@ fn write(args: &Args, meta: &Meta, tensors: &[(SynthTensor, Codec)]) -> Result<u
                 Kind::Zeros => buffer.fill(0),
                 Kind::Random(std) => random::blocks(*codec, std, &mut random, &mut buffer),
                 Kind::Router(std) => {
-                    let length = (args.router_skew * random.normal()).exp();
+                    let length = (dice.skew * random.normal()).exp();
                     random::blocks(*codec, std * length, &mut random, &mut buffer);
                 }
             }
@@ -170,4 +202,68 @@ fn write(args: &Args, meta: &Meta, tensors: &[(SynthTensor, Codec)]) -> Result<u
     }
     body.finish().map_err(fail)?;
     file.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::Source;
+
+    /// A shape's config made small; widths that the codecs' blocks allow.
+    fn small(name: &str) -> JsonValue {
+        let mut config = shapes::config(name).unwrap();
+        for (key, n) in [
+            ("num_hidden_layers", 6),
+            ("hidden_size", 256),
+            ("intermediate_size", 512),
+            ("moe_intermediate_size", 64),
+            ("vocab_size", 1024),
+            ("max_position_embeddings", 4096),
+        ] {
+            if !config[key].is_null() {
+                config[key] = json!(n);
+            }
+        }
+        config
+    }
+
+    #[test]
+    fn every_shape_loads_and_spreads_its_tokens() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in shapes::NAMES {
+            for target in ["q4_0", "q4_k_m", "q8_0"] {
+                let path = dir.path().join("m.gguf");
+                let dice = Dice { seed: 1, skew: 0.0 };
+                let bytes = make(name, &small(name), codec(target).unwrap(), dice, &path).unwrap();
+                assert_eq!(bytes, std::fs::metadata(&path).unwrap().len());
+                let rows = check::check(&path).unwrap();
+                assert_eq!(rows.is_empty(), name == "llama3-8b");
+                for s in rows {
+                    // 64 tokens with 4 to 8 picks of 64 or 128 experts: chance leaves few out.
+                    assert!(s.distinct >= 50, "{name} {target}: {s:?}");
+                    assert!(s.top_quarter < 0.5, "{name} {target}: {s:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn skew_makes_some_experts_busy_and_seeds_make_other_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |seed: u64, skew: f32| {
+            let path = dir.path().join(format!("{seed}-{skew}.gguf"));
+            let config = small("deepseek-v2-lite");
+            make("deepseek-v2-lite", &config, codec("q4_0").unwrap(), Dice { seed, skew }, &path).unwrap();
+            path
+        };
+        let busy = |path: &Path| {
+            let rows = check::check(path).unwrap();
+            rows.iter().map(|s| s.top_quarter).sum::<f64>() / rows.len() as f64
+        };
+        let (even, skewed) = (busy(&at(1, 0.0)), busy(&at(1, 1.0)));
+        assert!(skewed > even + 0.15, "{even} {skewed}");
+        let data = |path: &Path| Source::open(path).unwrap().read_f32(0).unwrap();
+        assert_eq!(data(&at(1, 0.0)), data(&at(1, 1.0)));
+        assert_ne!(data(&at(1, 0.0)), data(&at(2, 0.0)));
+    }
 }
