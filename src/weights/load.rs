@@ -40,6 +40,8 @@ pub struct MatrixJob {
 const SEGMENT_BYTES: usize = 128 << 20;
 /// File bytes of a unit of work: large enough for the disk, small enough for a thread's buffer.
 const UNIT_BYTES: usize = 2 << 20;
+/// More reads than this at a time gain nothing on one disk.
+const WORKERS_MAX: usize = 16;
 /// How often progress is reported.
 const PROGRESS_EVERY: Duration = Duration::from_millis(50);
 
@@ -255,7 +257,7 @@ fn fill(
         Ok(())
     };
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..workers(threads)).map(|_| scope.spawn(work)).collect();
         while !workers.iter().all(|w| w.is_finished()) {
             progress(done_bytes.load(Ordering::Relaxed));
             wait(&workers);
@@ -263,6 +265,11 @@ fn fill(
         progress(done_bytes.load(Ordering::Relaxed));
         workers.into_iter().try_for_each(|w| w.join().expect("a worker's bug is ours"))
     })
+}
+
+/// A worker that waits for the disk uses no core, so there are more of them than threads asked for.
+fn workers(threads: usize) -> usize {
+    (2 * threads).clamp(4, WORKERS_MAX)
 }
 
 /// Sleeps until the next progress report, less if the workers end before.
