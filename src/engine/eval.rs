@@ -120,14 +120,14 @@ impl Engine {
                 want: if b == 0 { want } else { Want::Nothing },
             })
             .collect();
-        // Replayed picks are for a sequence alone.
-        let routes = options.routes.map(|r| &r[rows.start * picked..rows.end * picked]);
+        // The company replays the same picks: what it computes is not looked at.
+        let routes = options.routes.map(|r| r[rows.start * picked..rows.end * picked].repeat(company.len()));
         let plan = StepPlan {
             runs: &runs,
             layers: 0..self.hyper.n_layers,
             hidden: &options.hidden,
             record_routes: options.record_routes,
-            routes,
+            routes: routes.as_deref(),
         };
         self.backend.step(&plan, &mut self.out)?;
         let out = &self.out;
