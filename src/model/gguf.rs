@@ -124,10 +124,7 @@ fn mla(k: &Keys, dir: &Directory) -> Result<AttnHyper> {
     }
     // Converters disagree about the key when there is no bottleneck (absent, 0, or guessed from the depth):
     // the tensor decides.
-    let q_lora_rank = match (dir.dims)("blk.0.attn_q_a.weight") {
-        Some(dims) => Some(dims.first().copied().unwrap_or(0)),
-        None => None,
-    };
+    let q_lora_rank = (dir.dims)("blk.0.attn_q_a.weight").map(|dims| dims.first().copied().unwrap_or(0));
     Ok(AttnHyper::Mla {
         n_heads: k.uniform("attention.head_count")?.ok_or_else(|| k.missing("attention.head_count"))?,
         q_lora_rank,

@@ -188,12 +188,12 @@ impl Cache {
     /// Appends `tokens` positions in the canonical form ([`crate::backend::Backend::export`]).
     pub fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>) {
         self.each_row(pages, tokens, |at, len| match &self.data {
-            // SAFETY: no step runs while the backend is borrowed here, so no one writes.
             Data::F32(v) => {
+                // SAFETY: no step runs while the backend is borrowed here, so no one writes.
                 unsafe { &(&*v.get())[at..at + len] }.iter().for_each(|x| out.extend(x.to_le_bytes()))
             }
-            // SAFETY: as above.
             Data::F16(v) => {
+                // SAFETY: as above.
                 unsafe { &(&*v.get())[at..at + len] }.iter().for_each(|x| out.extend(x.to_le_bytes()))
             }
         });
