@@ -76,8 +76,10 @@ impl Chat {
     /// An empty conversation.
     pub fn new(app: App, text: Text, mut params: SampleParams, max_new: usize) -> Chat {
         // DRY does not reach over these: repeating a list's bullets or a dialogue's quotes is no repetition.
-        let single = |s: &str| text.tokenizer.encode(s, false, false).ok().filter(|ids| ids.len() == 1);
-        params.dry_breakers = ["\n", ":", "\"", "*"].into_iter().filter_map(single).flatten().collect();
+        if params.dry_multiplier > 0.0 {
+            let spelled = |s: &str| text.tokenizer.sequences_with(s).unwrap_or_default();
+            params.dry_breakers = ["\n", ":", "\"", "*"].into_iter().flat_map(spelled).collect();
+        }
         Chat {
             app,
             raw: false,

@@ -12,8 +12,12 @@ const HISTORY_MAX: usize = 1 << 20;
 pub struct History {
     tokens: Vec<TokenId>,
     keep: usize,
+    /// DRY's breakers, sorted, so that those that begin with a token stand together.
+    breakers: Vec<Vec<TokenId>>,
+    // Scratch, kept so that a step allocates nothing.
     counts: HashMap<TokenId, u32>,
     z: Vec<usize>,
+    longest: HashMap<TokenId, usize>,
 }
 
 impl History {
@@ -23,7 +27,10 @@ impl History {
             |on: bool, n: Option<usize>| if on { n.unwrap_or(HISTORY_MAX).min(HISTORY_MAX) } else { 0 };
         let penalties = p.repeat_penalty != 1.0 || p.frequency_penalty != 0.0 || p.presence_penalty != 0.0;
         let keep = reach(penalties, p.repeat_last_n).max(reach(p.dry_multiplier > 0.0, p.dry_penalty_last_n));
-        History { tokens: Vec::new(), keep, counts: HashMap::new(), z: Vec::new() }
+        let mut breakers: Vec<_> = p.dry_breakers.iter().filter(|b| !b.is_empty()).cloned().collect();
+        breakers.sort_unstable();
+        let (tokens, counts, z, longest) = (Vec::new(), HashMap::new(), Vec::new(), HashMap::new());
+        History { tokens, keep, breakers, counts, z, longest }
     }
 
     /// Adds a token.
@@ -61,17 +68,37 @@ impl History {
         }
     }
 
+    /// The breakers that begin with `token`.
+    fn breakers_of(&self, token: TokenId) -> &[Vec<TokenId>] {
+        let from = self.breakers.partition_point(|b| b[0] < token);
+        let to = self.breakers.partition_point(|b| b[0] <= token);
+        &self.breakers[from..to]
+    }
+
+    /// How many tokens at the end of `window` no breaker reaches into.
+    fn unbroken(&self, window: &[TokenId]) -> usize {
+        let n = window.len();
+        for back in 0..n {
+            let tail = &window[n - 1 - back..];
+            let longest =
+                self.breakers_of(tail[0]).iter().filter(|b| tail.starts_with(b)).map(Vec::len).max();
+            if let Some(len) = longest {
+                return back + 1 - len;
+            }
+        }
+        n
+    }
+
     /// DRY: if the text ends with a passage that stood before, the token that followed it then costs
     /// `multiplier * base^(length - allowed)`.
     fn dry(&mut self, p: &SampleParams, logits: &mut [f32]) {
-        let mut z = std::mem::take(&mut self.z);
+        let (mut z, mut longest) = (std::mem::take(&mut self.z), std::mem::take(&mut self.longest));
+        longest.clear();
         let window = self.last(p.dry_penalty_last_n);
         let n = window.len();
         let back = |i: usize| window[n - 1 - i];
-        // No passage reaches over a breaker: only the tokens after the last one can repeat.
-        let limit = (0..n).find(|&i| p.dry_breakers.contains(&back(i))).unwrap_or(n);
+        let limit = self.unbroken(window);
         z_function(n, &back, &mut z);
-        let mut longest: HashMap<TokenId, usize> = HashMap::new();
         for (i, &matched) in z.iter().enumerate().skip(1) {
             let len = matched.min(limit);
             if len >= p.dry_allowed_length.max(1) {
@@ -79,8 +106,9 @@ impl History {
                 *best = len.max(*best);
             }
         }
-        for (t, len) in longest {
-            if p.dry_breakers.contains(&t) {
+        for (&t, &len) in &longest {
+            // What ends a passage is free, or lists and dialogues could never go on.
+            if self.breakers_of(t).iter().any(|b| b.len() == 1) {
                 continue;
             }
             if let Some(l) = logits.get_mut(t as usize) {
@@ -89,7 +117,7 @@ impl History {
                 *l -= (p.dry_multiplier * power).min(1e9);
             }
         }
-        self.z = z;
+        (self.z, self.longest) = (z, longest);
     }
 }
 

@@ -2,7 +2,8 @@
 //! tokens, on any machine.
 //!
 //! The order is llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature,
-//! then a draw. Temperature 0 takes the likeliest token after bias, penalties and DRY; ties go to the lower id.
+//! then a draw. Nothing allocates a token once buffers have grown to the vocabulary, but for the list of likeliest tokens
+//! where that is asked for. Temperature 0 takes the likeliest token after bias, penalties and DRY; ties go to the lower id.
 
 mod filter;
 mod history;
@@ -13,7 +14,7 @@ pub use params::SampleParams;
 pub use rng::Rng;
 
 use crate::units::{Error, Result, TokenId};
-use filter::Candidate;
+use filter::Candidates;
 use history::History;
 
 /// A chosen token.
@@ -34,8 +35,8 @@ pub struct Sampler {
     params: SampleParams,
     rng: Rng,
     history: History,
-    candidates: Vec<Candidate>,
-    weights: Vec<f32>,
+    candidates: Candidates,
+    weights: Vec<f64>,
     original: Vec<f32>,
 }
 
@@ -45,7 +46,7 @@ impl Sampler {
         params.check()?;
         let rng = Rng::new(params.seed);
         let history = History::new(&params);
-        let (candidates, weights, original) = (Vec::new(), Vec::new(), Vec::new());
+        let (candidates, weights, original) = (Candidates::default(), Vec::new(), Vec::new());
         Ok(Sampler { params, rng, history, candidates, weights, original })
     }
 
@@ -66,8 +67,13 @@ impl Sampler {
             self.original.extend_from_slice(logits);
         }
         for &(id, bias) in &self.params.logit_bias {
-            if let Some(l) = logits.get_mut(id as usize) {
-                *l += bias;
+            let vocab = logits.len();
+            match logits.get_mut(id as usize) {
+                Some(l) => *l += bias,
+                None => {
+                    let want = format!("a token id below {vocab}");
+                    return Err(Error::bad("sampling", "logit_bias", want, id));
+                }
             }
         }
         self.history.penalize(&self.params, logits);
@@ -83,24 +89,13 @@ impl Sampler {
     fn draw(&mut self, logits: &[f32]) -> TokenId {
         let p = &self.params;
         let c = &mut self.candidates;
-        filter::collect(c, logits, p.top_n_sigma);
-        filter::top_k(c, p.top_k);
-        filter::typical(c, p.typical, &mut self.weights);
-        filter::top_p(c, p.top_p, &mut self.weights);
-        filter::min_p(c, p.min_p);
-        filter::xtc(c, p.xtc_probability, p.xtc_threshold, &mut self.weights, &mut self.rng);
-        c.iter_mut().for_each(|c| c.logit /= p.temp);
-        filter::softmax(c, &mut self.weights);
-        let mut left = self.rng.unit();
-        for (c, w) in c.iter().zip(&self.weights) {
-            left -= f64::from(*w);
-            if left < 0.0 {
-                return c.id;
-            }
-        }
-        // Rounding can leave a crumb: the last candidate that has any weight takes it.
-        let last = c.iter().zip(&self.weights).rev().find(|(_, w)| **w > 0.0);
-        last.map_or(c[0].id, |(c, _)| c.id)
+        c.collect(logits, p.top_n_sigma);
+        c.top_k(p.top_k);
+        c.typical(p.typical);
+        c.top_p(p.top_p);
+        c.min_p(p.min_p);
+        c.xtc(p.xtc_probability, p.xtc_threshold, &mut self.rng);
+        c.draw(p.temp, &mut self.weights, &mut self.rng)
     }
 
     /// Log-probability of `token` and of the likeliest tokens before anything was changed.
@@ -111,9 +106,10 @@ impl Sampler {
         let logprob = |l: f32| (f64::from(l) - lse) as f32;
         let mut top = Vec::new();
         if let Some(n) = self.params.logprobs.filter(|&n| n > 0) {
-            filter::collect(&mut self.candidates, &self.original, -1.0);
-            filter::top_k(&mut self.candidates, n);
-            top.extend(self.candidates.iter().map(|c| (c.id, logprob(c.logit))));
+            let c = &mut self.candidates;
+            c.collect(&self.original, -1.0);
+            c.top_k(n.min(self.original.len() - 1));
+            top.extend(c.list().iter().map(|c| (c.id, logprob(c.logit))));
         }
         (logprob(self.original[token as usize]), top)
     }

@@ -31,8 +31,9 @@ pub struct SampleParams {
     pub dry_allowed_length: usize,
     /// Tokens looked back; `None`: all.
     pub dry_penalty_last_n: Option<usize>,
-    /// Tokens over which no passage reaches: line ends, quotes, list bullets.
-    pub dry_breakers: Vec<TokenId>,
+    /// Token sequences over which no passage reaches: line ends, quotes, list bullets. See
+    /// [`Tokenizer::sequences_with`](crate::text::Tokenizer::sequences_with).
+    pub dry_breakers: Vec<Vec<TokenId>>,
     /// Divides positive and multiplies negative logits of recent tokens; 1: off.
     pub repeat_penalty: f32,
     /// Tokens that the three penalties look back; `None`: all.

@@ -138,8 +138,12 @@ fn penalties_follow_their_formulas() {
 
 #[test]
 fn dry_equals_the_quadratic_definition() {
-    let params =
-        SampleParams { dry_multiplier: 0.8, dry_base: 1.5, dry_breakers: vec![3], ..Default::default() };
+    let params = SampleParams {
+        dry_multiplier: 0.8,
+        dry_base: 1.5,
+        dry_breakers: vec![vec![3]],
+        ..Default::default()
+    };
     let mut r = Rng::new(11);
     for len in [1, 2, 5, 40, 200] {
         let text: Vec<u32> = (0..len).map(|_| (r.next_u64() % 4) as u32).collect();
@@ -197,4 +201,113 @@ fn nonsense_is_refused_by_name() {
         let e = Sampler::new(params).unwrap_err().to_string();
         assert!(e.contains(field), "{e}");
     }
+}
+
+#[test]
+fn dry_breakers_may_be_several_tokens() {
+    let cost = |breakers: Vec<Vec<u32>>, text: &[u32]| {
+        let params =
+            SampleParams { dry_multiplier: 1.0, dry_base: 2.0, dry_breakers: breakers, ..Default::default() };
+        let mut h = History::new(&params);
+        text.iter().for_each(|&t| h.push(t));
+        let mut l = vec![0.0; 10];
+        h.penalize(&params, &mut l);
+        l.into_iter().map(|l| -l).collect::<Vec<_>>()
+    };
+    let text = [1, 2, 3, 4, 5, 1, 2, 3, 4];
+    // "1 2 3 4" again: 5 comes next, length 4, so 2^(4 - 2).
+    assert_eq!(cost(vec![], &text)[5], 4.0);
+    // Over "2 3" nothing reaches: only "4" repeats, which is free.
+    assert_eq!(cost(vec![vec![2, 3]], &text)[5], 0.0);
+    // "1 2" is behind "3 4": length 2.
+    assert_eq!(cost(vec![vec![1, 2]], &text)[5], 1.0);
+    // One that is not in the text changes nothing; one that is what comes next makes that free.
+    assert_eq!(cost(vec![vec![2, 4], vec![4, 4, 4]], &text)[5], 4.0);
+    assert_eq!(cost(vec![vec![5]], &text)[5], 0.0);
+}
+
+/// A vocabulary large enough that selection comes in several rounds: each filter's survivors against sorting everything.
+#[test]
+fn large_vocabularies_are_filtered_as_small_ones() {
+    let l: Vec<f32> = logits(20_000, 4).iter().map(|l| (l * 4.0).round() / 8.0).collect(); // many ties
+    let (order, p) = (ranked(&l), probabilities(&l));
+    let ids = |c: &filter::Candidates| c.list().iter().map(|c| c.id as usize).collect::<Vec<_>>();
+    let all = || {
+        let mut c = filter::Candidates::default();
+        c.collect(&l, -1.0);
+        c
+    };
+    for k in [1, 100, 19_999] {
+        let mut c = all();
+        c.top_k(k);
+        assert_eq!(ids(&c), order[..k]);
+    }
+    for top_p in [0.0, 0.01, 0.3, 0.99, 0.9999] {
+        let mut c = all();
+        c.top_p(top_p);
+        let mut sum = 0.0;
+        let n = order
+            .iter()
+            .take_while(|&&i| {
+                let before = sum;
+                sum += p[i];
+                before < f64::from(top_p)
+            })
+            .count();
+        let got = ids(&c);
+        // Float sums may differ in the last candidate.
+        assert!(got.len().abs_diff(n.max(1)) <= 1, "{top_p}: {} {n}", got.len());
+        assert_eq!(got, order[..got.len()]);
+        let len = got.len();
+        c.min_p(0.5);
+        let floor = l[order[0]] + 0.5f32.ln();
+        assert_eq!(ids(&c), order[..len].iter().copied().filter(|&i| l[i] >= floor).collect::<Vec<_>>());
+    }
+    let entropy: f64 = p.iter().map(|p| -p * p.ln()).sum();
+    let mut c = all();
+    c.typical(0.6);
+    let farthest = ids(&c).iter().map(|&i| (-p[i].ln() - entropy).abs()).fold(0.0, f64::max);
+    let kept: f64 = ids(&c).iter().map(|&i| p[i]).sum();
+    assert!((0.6..0.6 + 2.0 * p[order[0]] + 1e-6).contains(&kept), "{kept}");
+    let nearer = (0..l.len()).filter(|&i| (-p[i].ln() - entropy).abs() < farthest - 1e-4).count();
+    assert!(nearer <= c.list().len(), "nothing nearer was left out");
+    let mut c = all();
+    c.xtc(1.0, 0.0, &mut Rng::new(1));
+    assert_eq!(ids(&c), [*order.last().unwrap()], "threshold 0: all are likely, the least likely stays");
+}
+
+#[test]
+fn edge_values_turn_filters_off() {
+    let l = logits(50, 2);
+    let off = SampleParams { temp: 1.0, seed: 3, ..Default::default() };
+    let explicit =
+        SampleParams { top_k: 50, top_p: 1.0, min_p: 0.0, typical: 1.0, top_n_sigma: 0.0, ..off.clone() };
+    assert_eq!(histogram(off.clone(), &l, 500), histogram(explicit, &l, 500));
+    // The strictest values leave the best one.
+    let best = ranked(&l)[0];
+    for p in [
+        SampleParams { top_k: 1, ..off.clone() },
+        SampleParams { top_p: 0.0, ..off.clone() },
+        SampleParams { min_p: 1.0, ..off.clone() },
+        SampleParams { top_n_sigma: 1e-6, ..off.clone() },
+        SampleParams { temp: 1e-4, ..off.clone() },
+    ] {
+        assert_eq!(support(&histogram(p, &l, 200)), [best]);
+    }
+    let mut s = Sampler::new(SampleParams { logit_bias: vec![(50, 1.0)], ..off }).unwrap();
+    let e = s.sample(&mut l.clone()).unwrap_err().to_string();
+    assert_eq!(e, "sampling: logit_bias: expected a token id below 50, found 50");
+}
+
+/// The text that a seed gives is a promise: these tokens may only change with a line in the change log.
+#[test]
+fn a_seed_keeps_its_tokens() {
+    let l = logits(1000, 21);
+    let draw = |p: SampleParams| {
+        let mut s = Sampler::new(SampleParams { temp: 0.8, seed: 42, ..p }).unwrap();
+        (0..6).map(|_| s.sample(&mut l.clone()).unwrap().token).collect::<Vec<_>>()
+    };
+    assert_eq!(draw(SampleParams::default()), [838, 310, 975, 686, 798, 605]);
+    let filtered = SampleParams { top_k: 40, top_p: 0.9, min_p: 0.05, ..Default::default() };
+    assert_eq!(draw(filtered), [899, 577, 367, 234, 848, 505]);
 }

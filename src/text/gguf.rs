@@ -324,6 +324,16 @@ mod tests {
     }
 
     #[test]
+    fn sequences_spell_a_text_across_token_borders() {
+        let t = Tokenizer::from_gguf_vocab(bpe()).unwrap();
+        assert_eq!(t.sequences_with("b").unwrap(), [vec![1], vec![3], vec![4]]);
+        assert_eq!(t.sequences_with("ba").unwrap(), [vec![1, 0], vec![3, 0], vec![4, 0]]);
+        assert!(t.sequences_with("").unwrap().is_empty());
+        let t = Tokenizer::from_gguf_vocab(spm()).unwrap();
+        assert_eq!(t.sequences_with("ab").unwrap(), [vec![4, 5], vec![6, 5], vec![7], vec![8]]);
+    }
+
+    #[test]
     fn text_alone_never_becomes_a_control_token() {
         // Even where the merges and the whole-piece rule of llama-bpe would make one.
         let mut v = bpe();

@@ -99,11 +99,16 @@ impl Spm {
 
     /// Appends the ids of `text`, a piece of prompt between added tokens.
     pub fn encode(&self, text: &str, out: &mut Vec<TokenId>) {
+        self.encode_part(text, self.add_space_prefix, out);
+    }
+
+    /// As [`Spm::encode`], with the space before the text or without it.
+    pub fn encode_part(&self, text: &str, space_prefix: bool, out: &mut Vec<TokenId>) {
         if text.is_empty() {
             return;
         }
         let mut spelled = String::with_capacity(text.len() + text.len() / 2 + 3);
-        if self.add_space_prefix {
+        if space_prefix {
             spelled.push('▁');
         }
         text.chars().for_each(|c| spelled.push(if c == ' ' { '▁' } else { c }));

@@ -130,6 +130,45 @@ impl Tokenizer {
         self.added.with_control.get_vocab().get(text).copied()
     }
 
+    /// The token sequences that spell `text` across any token borders, each begun as late as can be: a token with all of it
+    /// inside, or one that ends with its beginning and then tokens of the rest. Sampling uses them as DRY's breakers.
+    pub fn sequences_with(&self, text: &str) -> Result<Vec<Vec<TokenId>>> {
+        let needle = text.as_bytes();
+        let mut out = Vec::new();
+        if needle.is_empty() {
+            return Ok(out);
+        }
+        // The tokens of what is left of `text` after its first `n` bytes; none where that cuts a character.
+        let rests: Vec<Option<Vec<TokenId>>> = (0..needle.len())
+            .map(|n| text.get(n..).map(|rest| self.encode_inside(rest)).transpose())
+            .collect::<Result<_>>()?;
+        for id in 0..self.vocab_size() as TokenId {
+            let bytes = self.token_bytes(id);
+            if self.token_kind(id) == TokenKind::Control || bytes.is_empty() {
+                continue;
+            }
+            if bytes.windows(needle.len()).any(|w| w == needle) {
+                out.push(vec![id]);
+                continue;
+            }
+            let overlaps = (1..needle.len()).rev().filter(|n| bytes.ends_with(&needle[..*n]));
+            out.extend(overlaps.filter_map(|n| Some([&[id][..], rests[n].as_ref()?].concat())));
+        }
+        Ok(out)
+    }
+
+    /// The ids of text that goes on inside a word: no space is put before it.
+    fn encode_inside(&self, text: &str) -> Result<Vec<TokenId>> {
+        match &self.merger {
+            Merger::Ranked { .. } => self.encode(text, false, false),
+            Merger::Scored(spm) => {
+                let mut ids = Vec::new();
+                spm.encode_part(text, false, &mut ids);
+                Ok(ids)
+            }
+        }
+    }
+
     /// One more than the highest id that has text. The model's own vocabulary may be wider by padding rows.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()
