@@ -97,21 +97,28 @@ pub(super) fn word(b: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(bytes(b, at))
 }
 
-/// Scale and min codes (6 bits each) of group `j` from the 12 packed bytes of Q4_K and Q5_K.
+/// Scale and min codes (6 bits each) of the 8 groups from the 12 packed bytes of Q4_K and Q5_K, four at a time.
 #[inline(always)]
-pub(super) fn k4_scale_min(s: &[u8; 12], j: usize) -> (u8, u8) {
-    if j < 4 {
-        (s[j] & 63, s[j + 4] & 63)
-    } else {
-        (s[j + 4] & 15 | (s[j - 4] >> 6) << 4, s[j + 4] >> 4 | (s[j] >> 6) << 4)
-    }
+pub(super) fn k4_scales_mins(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
+    let [a, b, c] = [0, 4, 8].map(|at| u32::from_le_bytes(bytes(packed, at)));
+    let upper = |w: u32| (w >> 6 & 0x0303_0303) << 4;
+    let join = |lo: u32, hi: u32| (lo as u64 | (hi as u64) << 32).to_le_bytes();
+    (
+        join(a & 0x3f3f_3f3f, c & 0x0f0f_0f0f | upper(a)),
+        join(b & 0x3f3f_3f3f, c >> 4 & 0x0f0f_0f0f | upper(b)),
+    )
 }
 
-/// Scale code (6 bits) of half group `k` (0..16) from the 12 packed bytes of Q3_K.
+/// Scale codes of the 16 half groups from the 12 packed bytes of Q3_K, minus 32 (i8 bits).
 #[inline(always)]
-pub(super) fn q3_scale(s: &[u8; 12], k: usize) -> u8 {
-    let low = if k < 8 { s[k] & 15 } else { s[k - 8] >> 4 };
-    low | (s[8 + k % 4] >> (2 * (k / 4)) & 3) << 4
+pub(super) fn q3_scales(packed: &[u8; 12]) -> [u8; 16] {
+    let [a, b, high] = [0, 4, 8].map(|at| u32::from_le_bytes(bytes(packed, at)));
+    let mut out = [0; 16];
+    for (i, low) in [a, b, a >> 4, b >> 4].into_iter().enumerate() {
+        let codes = low & 0x0f0f_0f0f | (high >> (2 * i) & 0x0303_0303) << 4;
+        out[4 * i..4 * i + 4].copy_from_slice(&codes.to_le_bytes().map(|c| c.wrapping_sub(32)));
+    }
+    out
 }
 
 /// Scale code (6 bits) of group `g` from an IQ4_XS block.
@@ -162,8 +169,8 @@ pub fn read(codec: Codec, b: &[u8], g: usize) -> Group {
     let mut high = |at: usize| {
         m = word(b, 2);
         (sc, mn) = {
-            let (s, n) = k4_scale_min(&bytes(b, 4), g);
-            ([s; 2], n)
+            let (s, n) = k4_scales_mins(&bytes(b, 4));
+            ([s[g]; 2], n[g])
         };
         let (i, s) = place(g, 2);
         fields(bytes(b, at + 32 * i), 4 * s, 4)
@@ -203,8 +210,8 @@ fn read_q2k(b: &[u8], g: usize) -> Group {
 fn read_q3k(b: &[u8], g: usize) -> Group {
     let (i, s) = place(g, 4);
     let codes = join(fields(bytes(b, 32 + 32 * i), 2 * s, 2), fields(bytes(b, 0), g, 1), 2);
-    let scales = bytes(b, 96);
-    let sc = [0, 1].map(|h| q3_scale(&scales, 2 * g + h).wrapping_sub(32));
+    let scales = q3_scales(&bytes(b, 96));
+    let sc = [scales[2 * g], scales[2 * g + 1]];
     Group { codes, d: word(b, 108), m: 0, sc, mn: 0 }
 }
 

@@ -4,7 +4,7 @@
 //! belongs to lane `4r + b`), and word `c` of row `r` is stored at byte `64c + 4r`. No floats are touched: the repack
 //! is lossless, and [`super::Tiles::row_blocks`] undoes it.
 
-use super::block::{bytes, iq4xs_scale, k4_scale_min, q3_scale};
+use super::block::{bytes, iq4xs_scale, k4_scales_mins, q3_scales};
 use super::codec::Codec;
 use super::layout::{self, F8_BLOCK, Planes, TILE_ROWS};
 
@@ -272,6 +272,14 @@ fn set16(d: &mut [u8], r: usize, b: &[u8], at: usize) {
     d[2 * r..2 * r + 2].copy_from_slice(&b[at..at + 2]);
 }
 
+/// Scale bytes of row `r`, one a group or half group.
+#[inline(always)]
+fn set_bytes(plane: &mut [u8], r: usize, codes: &[u8]) {
+    for (dst, c) in plane.as_chunks_mut::<TILE_ROWS>().0.iter_mut().zip(codes) {
+        dst[r] = *c;
+    }
+}
+
 /// A byte a column holding the nibbles of two groups to two groups of nibbles in halves.
 #[inline(always)]
 fn nibble_pair(b: &[u8], at: usize, r: usize, even: &mut [u8; 256], odd: &mut [u8; 256]) {
@@ -282,10 +290,18 @@ fn nibble_pair(b: &[u8], at: usize, r: usize, even: &mut [u8; 256], odd: &mut [u
     }
 }
 
-/// Bit `g` of a byte a column, to the layout's `bit1` word.
+/// A byte a column with bit `g` for group `g`, to each group's `bit1` word: in every byte position the 8 words are an 8x8
+/// bit matrix, which three rounds of exchanges transpose.
 #[inline(always)]
-fn bit_plane(q: &[u32; 8], g: usize) -> u32 {
-    (0..8).fold(0, |w, c| w | (q[c] >> g & 0x0101_0101) << c)
+fn bit_planes(mut q: [u32; 8]) -> [u32; 8] {
+    for (s, mask) in [(1, 0x5555_5555), (2, 0x3333_3333), (4, 0x0f0f_0f0f)] {
+        for i in (0..8).filter(|i| i & s == 0) {
+            let t = (q[i] >> s ^ q[i + s]) & mask;
+            q[i + s] ^= t;
+            q[i] ^= t << s;
+        }
+    }
+    q
 }
 
 /// Two bits from `shift` of a byte a column, to the layout's two `bit2` words.
@@ -299,10 +315,9 @@ fn pair_plane(q: &[u32; 8], shift: usize) -> [u32; 2] {
 fn k4_scales(b: &[u8], r: usize, dst: &mut Dst) {
     set16(dst.d, r, b, 0);
     set16(dst.m, r, b, 2);
-    let packed = bytes(b, 4);
-    for g in 0..8 {
-        (dst.sc[g * TILE_ROWS + r], dst.mn[g * TILE_ROWS + r]) = k4_scale_min(&packed, g);
-    }
+    let (sc, mn) = k4_scales_mins(&bytes(b, 4));
+    set_bytes(dst.sc, r, &sc);
+    set_bytes(dst.mn, r, &mn);
 }
 
 fn q4k(blocks: &[&[u8; 144]; TILE_ROWS], mut dst: Dst) {
@@ -322,9 +337,9 @@ fn q5k(blocks: &[&[u8; 176]; TILE_ROWS], mut dst: Dst) {
         for (i, [even, odd]) in codes.iter_mut().enumerate() {
             nibble_pair(*b, 48 + 32 * i, r, even, odd);
         }
-        let qh = words(*b, 16);
+        let qh = bit_planes(words(*b, 16));
         for (g, high) in dst.high.as_chunks_mut::<64>().0.iter_mut().enumerate() {
-            set(high, 0, r, bit_plane(&qh, g));
+            set(high, 0, r, qh[g]);
         }
     }
 }
@@ -333,9 +348,7 @@ fn q2k(blocks: &[&[u8; 84]; TILE_ROWS], dst: Dst) {
     for (r, b) in blocks.iter().enumerate() {
         set16(dst.d, r, *b, 80);
         set16(dst.m, r, *b, 82);
-        for k in 0..16 {
-            dst.sc[k * TILE_ROWS + r] = b[k];
-        }
+        set_bytes(dst.sc, r, &b[..16]);
         for (g, codes) in dst.codes.as_chunks_mut::<128>().0.iter_mut().enumerate() {
             let w = pair_plane(&words(*b, 16 + 32 * (g / 4)), 2 * (g % 4));
             set(codes, 0, r, w[0]);
@@ -347,17 +360,14 @@ fn q2k(blocks: &[&[u8; 84]; TILE_ROWS], dst: Dst) {
 fn q3k(blocks: &[&[u8; 110]; TILE_ROWS], dst: Dst) {
     for (r, b) in blocks.iter().enumerate() {
         set16(dst.d, r, *b, 108);
-        let packed = bytes(*b, 96);
-        for k in 0..16 {
-            dst.sc[k * TILE_ROWS + r] = q3_scale(&packed, k).wrapping_sub(32);
-        }
-        let hmask = words(*b, 0);
+        set_bytes(dst.sc, r, &q3_scales(&bytes(*b, 96)));
+        let hmask = bit_planes(words(*b, 0));
         let high = dst.high.as_chunks_mut::<64>().0;
         for (g, (codes, high)) in dst.codes.as_chunks_mut::<128>().0.iter_mut().zip(high).enumerate() {
             let w = pair_plane(&words(*b, 32 + 32 * (g / 4)), 2 * (g % 4));
             set(codes, 0, r, w[0]);
             set(codes, 1, r, w[1]);
-            set(high, 0, r, bit_plane(&hmask, g));
+            set(high, 0, r, hmask[g]);
         }
     }
 }
@@ -365,9 +375,7 @@ fn q3k(blocks: &[&[u8; 110]; TILE_ROWS], dst: Dst) {
 fn q6k(blocks: &[&[u8; 210]; TILE_ROWS], dst: Dst) {
     for (r, b) in blocks.iter().enumerate() {
         set16(dst.d, r, *b, 208);
-        for k in 0..16 {
-            dst.sc[k * TILE_ROWS + r] = b[192 + k];
-        }
+        set_bytes(dst.sc, r, &b[192..208]);
         // 32 bytes of ql hold the nibbles of groups j and j + 2 of each half super-block.
         let codes = dst.codes.as_chunks_mut::<256>().0.as_chunks_mut::<4>().0;
         for (n, [g0, g1, g2, g3]) in codes.iter_mut().enumerate() {
