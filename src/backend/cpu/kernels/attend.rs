@@ -4,10 +4,6 @@
 //! multiply-add a 16 elements and about 5 operations a (query, key) for the sum over lanes; values a fused
 //! multiply-add a 16 elements. `acc[d] = fma(p[j], v[j][d], acc[d])` in the order of j, so that a block may be cut anywhere.
 
-// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
-// set's features and may not be inlined.
-#![allow(clippy::needless_range_loop)]
-
 use super::simd::{LANES, Simd};
 use super::vector::{load, store};
 

@@ -1,10 +1,6 @@
 //! The quantized codecs as rows of a table: how a (tile, group) becomes eight registers of codes, a scale and a min.
 //! Everything else is common to all. `layout.rs` says where each part lies.
 
-// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
-// set's features and may not be inlined.
-#![allow(clippy::needless_range_loop)]
-
 use super::scalar::{IQ4_VALUES, MXFP4_VALUES};
 use super::simd::SimdDot;
 use crate::format::layout::{GROUP, SUPER, TILE_ROWS};

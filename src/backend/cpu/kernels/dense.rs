@@ -4,10 +4,6 @@
 //! as they are loaded (2-3 operations a 16 weights and a fused multiply-add a row); a quantized group is first
 //! decoded to a 2 KB buffer.
 
-// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
-// set's features and may not be inlined.
-#![allow(clippy::needless_range_loop)]
-
 use super::Product;
 use super::codecs::{At, Codec8, Mins, PlanePtrs};
 use super::q8::PREFETCH_BYTES;

@@ -9,7 +9,7 @@
 //! fault shows in the output.
 //!
 //! **Quantized product** of a weight row with groups `g` in order; `idot` is an exact 32-bit integer sum, below 2^31
-//! (Q6_K, the largest: `2 * 16 * 32 * 8128 * 128`):
+//! (Q6_K, the largest: `2 * 16 * 32 * 8128 * 128`), rounded once to f32:
 //!
 //! ```text
 //! idot = Σ code_w * code_x                     codes signed: the codec's offset is taken off in integers
@@ -25,6 +25,9 @@
 //! **Sums over a vector** (norms, scores, softmax) keep 16 partial sums by `k % 16` and add them as a tree:
 //! lanes 8 apart, then 4, 2, 1. Columns missing from the last 16 count as 0.
 
+// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
+// set's features and may not be inlined.
+#![allow(clippy::needless_range_loop)]
 // An `unsafe fn` of a SIMD trait asks for nothing of its own: the instruction set is there, and pointers are good for
 // the lanes that its name says. Saying so at each of a hundred one-line operations would hide the few that ask for more.
 #![allow(clippy::missing_safety_doc)]

@@ -15,10 +15,6 @@
 //!
 //! Sixteen of them are the dot products: with 512-bit units that take one a cycle, that is the floor of many rows.
 
-// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
-// set's features and may not be inlined.
-#![allow(clippy::needless_range_loop)]
-
 use super::Product;
 use super::codecs::{At, Codec8, Mins, PlanePtrs};
 use super::simd::{LANES, SimdDot};

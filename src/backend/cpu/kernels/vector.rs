@@ -1,10 +1,6 @@
 //! Kernels over vectors: norms, SiLU, exp and softmax's pieces, adds, and the quantization of activations. Cheap beside
 //! the products; written for equal bits first. About 20 operations for an exp of W lanes, 1-3 for the rest.
 
-// Loops over registers are written with indices: a closure is a function of its own, which lacks the instruction
-// set's features and may not be inlined.
-#![allow(clippy::needless_range_loop)]
-
 use super::simd::{LANES, Simd};
 use crate::format::layout::GROUP;
 
