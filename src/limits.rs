@@ -49,3 +49,7 @@ pub const TEMPLATE_FUEL_MAX: u64 = 1_000_000;
 pub const TEMPLATE_STACK_BYTES: usize = 256 << 20;
 /// Bytes that a template may write: far more than any context holds.
 pub const TEMPLATE_OUTPUT_MAX: usize = 64 << 20;
+/// Stop strings of one request: each is looked for in every piece of text.
+pub const STOPS_MAX: usize = 64;
+/// Bytes of one stop string: text as long as the longest is held back from the reader.
+pub const STOP_BYTES_MAX: usize = 4_096;

@@ -210,11 +210,7 @@ fn ranked(v: &GgufVocab, ids: &HashMap<&str, usize>, kinds: &[TokenKind], pre: &
             vocab.insert(text.to_owned(), id as TokenId);
         }
     }
-    // A merge that makes a control token cannot be kept: its result is not in the model.
-    let mut merges = merges(v, ids)?;
-    merges.retain(|(a, b)| {
-        vocab.contains_key(a) && vocab.contains_key(b) && vocab.contains_key(&format!("{a}{b}"))
-    });
+    let merges = merges(v, ids, kinds)?;
     let bpe = BPE::builder()
         .vocab_and_merges(vocab, merges)
         .ignore_merges(pre.ignore_merges)
@@ -241,7 +237,7 @@ fn index(v: &GgufVocab) -> Result<HashMap<&str, usize>> {
 }
 
 /// The merges as pairs, each checked: two parts, both tokens, and so is what they make.
-fn merges(v: &GgufVocab, ids: &HashMap<&str, usize>) -> Result<Merges> {
+fn merges(v: &GgufVocab, ids: &HashMap<&str, usize>, kinds: &[TokenKind]) -> Result<Merges> {
     let mut out = Merges::with_capacity(v.merges.len());
     let mut joined = String::new();
     for (i, merge) in v.merges.iter().enumerate() {
@@ -253,12 +249,22 @@ fn merges(v: &GgufVocab, ids: &HashMap<&str, usize>) -> Result<Merges> {
         joined.clear();
         joined.push_str(a);
         joined.push_str(b);
+        let mut is_text = true;
         for part in [a, b, joined.as_str()] {
-            if !ids.contains_key(part) {
-                return Err(bad("a merge of tokens into a token", &format!("{merge}: {part} is no token")));
+            match ids.get(part) {
+                Some(&id) => is_text &= kinds[id] != TokenKind::Control,
+                None => {
+                    return Err(bad(
+                        "a merge of tokens into a token",
+                        &format!("{merge}: {part} is no token"),
+                    ));
+                }
             }
         }
-        out.push((a.to_owned(), b.to_owned()));
+        // Control tokens are not in the model, so a merge with one cannot be either.
+        if is_text {
+            out.push((a.to_owned(), b.to_owned()));
+        }
     }
     Ok(out)
 }

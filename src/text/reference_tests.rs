@@ -93,7 +93,9 @@ fn llama_cpp_vocabulary_tests() {
     let mut failed = Vec::new();
     for name in names {
         let path = dir.join(format!("ggml-vocab-{name}.gguf"));
+        let start = std::time::Instant::now();
         let t = from_gguf(&path);
+        println!("{name}: loaded in {:?}", start.elapsed());
         let read =
             |ext: &str| std::fs::read_to_string(dir.join(format!("ggml-vocab-{name}.gguf.{ext}"))).unwrap();
         let (inp, out) = (read("inp"), read("out"));

@@ -1,11 +1,7 @@
 //! Stop strings in a stream of text.
 
+use crate::limits::{STOP_BYTES_MAX, STOPS_MAX};
 use crate::units::{Error, Result};
-
-/// Most stop strings of one request, and most bytes of one: text as long as the longest is held back.
-pub const STOPS_MAX: usize = 64;
-/// See [`STOPS_MAX`].
-pub const STOP_BYTES_MAX: usize = 4096;
 
 /// Passes text through until a stop string appears. No part of a stop string ever comes out: text that may be the
 /// start of one is held back until it is clear.
