@@ -4,5 +4,6 @@ mod cli;
 mod corrupt;
 mod engine;
 mod golden;
+mod pack;
 mod support;
 mod tidy;

@@ -18,18 +18,32 @@ pub struct AsideFile {
 /// Bytes gathered before a write.
 const BUFFER_BYTES: usize = 1 << 20;
 
+/// Where to write, and where beside it first. Renaming onto a device would replace the device, and onto a link the
+/// link: the one is refused, the other followed.
+pub fn names(target: &Path) -> Result<(PathBuf, PathBuf)> {
+    let found = match fs::metadata(target) {
+        Ok(m) if m.is_file() => None,
+        Ok(m) if m.is_dir() => Some("a directory"),
+        Ok(_) => Some("a device or pipe"),
+        Err(_) => target.file_name().is_none().then_some("no name"),
+    };
+    if let Some(found) = found {
+        return Err(Error::bad(target, "output", "a file name", found));
+    }
+    let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
+    let mut name = target.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".part-{}", std::process::id()));
+    let aside = target.with_file_name(name);
+    Ok((target, aside))
+}
+
 impl AsideFile {
     /// Starts a file that will be `target`.
     pub fn create(target: &Path) -> Result<AsideFile> {
-        let mut name = target.file_name().unwrap_or_default().to_owned();
-        if name.is_empty() || target.is_dir() {
-            return Err(Error::bad(target, "output", "a file name", "a directory"));
-        }
-        name.push(format!(".part-{}", std::process::id()));
-        let aside = target.with_file_name(name);
+        let (target, aside) = names(target)?;
         let file = File::create(&aside).map_err(|e| Error::io(&aside, "create", e))?;
         let out = Some(BufWriter::with_capacity(BUFFER_BYTES, file));
-        Ok(AsideFile { target: target.to_owned(), aside, out, finished: false })
+        Ok(AsideFile { target, aside, out, finished: false })
     }
 
     /// Makes it appear; gives its size in bytes.
@@ -65,5 +79,28 @@ impl Drop for AsideFile {
         if !self.finished {
             let _ = fs::remove_file(&self.aside);
         }
+    }
+}
+
+#[test]
+fn only_files_are_replaced_and_only_by_whole_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("out");
+    let link = dir.path().join("link");
+    fs::write(&target, "old").unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    let mut file = AsideFile::create(&link).unwrap();
+    file.write_all(b"half").unwrap();
+    drop(file);
+    assert_eq!(fs::read(&target).unwrap(), b"old");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    let mut file = AsideFile::create(&link).unwrap();
+    file.write_all(b"whole").unwrap();
+    assert_eq!(file.finish().unwrap(), 5);
+    assert_eq!(fs::read(&target).unwrap(), b"whole");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    for target in [Path::new("/dev/null"), dir.path(), Path::new("..")] {
+        let e = names(target).unwrap_err().to_string();
+        assert!(e.contains("output: expected a file name"), "{e}");
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use super::aside;
 use crate::units::{Error, Result};
 
 /// Element type of a written tensor: both are 4 bytes wide.
@@ -50,17 +51,12 @@ impl Writer {
     /// Creates the file aside with its header. Data that is never written reads as zeros, so callers write every row.
     pub fn create(target: &Path, specs: Vec<Spec>) -> Result<Writer> {
         let (header, offsets) = header(&specs);
-        let mut name = target.file_name().unwrap_or_default().to_owned();
-        if name.is_empty() || target.is_dir() {
-            return Err(Error::bad(target, "output", "a file name", "a directory"));
-        }
-        name.push(format!(".part-{}", std::process::id()));
-        let aside = target.with_file_name(name);
+        let (target, aside) = aside::names(target)?;
         let file = File::create(&aside).map_err(|e| Error::io(&aside, "create", e))?;
         let data = 8 + header.len() as u64;
         let total = data + specs.iter().map(bytes).sum::<u64>();
         let starts = offsets.iter().map(|o| data + o).collect();
-        let writer = Writer { file, target: target.to_owned(), aside, specs, starts, finished: false };
+        let writer = Writer { file, target, aside, specs, starts, finished: false };
         let mut head = (header.len() as u64).to_le_bytes().to_vec();
         head.extend_from_slice(header.as_bytes());
         writer.put(&head, 0)?;
