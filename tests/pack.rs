@@ -54,8 +54,9 @@ fn a_packed_model_computes_what_its_folder_does() {
     let path = dir.path().join("m.gguf");
     for model in oracles() {
         let want = logits(&model);
-        // These weights are BF16: nothing is lost, but rounding where rotary pairs were brought together.
-        for (codec, most) in [("bf16", 1e-5), ("f32", 1e-5), ("q8_0", 0.05)] {
+        // These weights are BF16: nothing is lost, but rounding where rotary pairs were brought together. Quantizing may
+        // flip a near-tie between experts, which random ones make much of; anything out of place would be 1 or more.
+        for (codec, most) in [("bf16", 1e-5), ("f32", 1e-5), ("q8_0", 0.25)] {
             pack(&model, &path, codec);
             let d = distance(&logits(&path), &want);
             assert!(d <= most, "{} {codec}: {d}", model.display());
