@@ -15,8 +15,8 @@ impl Load {
         let mut options = Options::new(path);
         options.threads = config.count("threads") as usize;
         options.context_tokens = config.count("context") as usize;
-        // A default gives way to a model made for less; a wish that cannot be met is refused.
-        options.context_at_most = config.get("context").1 == Origin::Default;
+        // A setting gives way to a model made for less; a flag that cannot be met is refused.
+        options.context_at_most = config.get("context").1 != Origin::Flag;
         options.exact = self.exact;
         // Exact mode has f32 keys and values unless f16 is asked for in so many words.
         options.kv = match (config.text("kv"), config.get("kv").1) {

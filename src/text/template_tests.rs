@@ -103,11 +103,13 @@ fn a_template_that_does_not_end_is_an_error() {
         "{{ range(1000000000000) | list }}".to_owned(),
         "{{ 'aaaaaaaaaa'.replace('', 'b' * 1000000).replace('', 'c' * 1000000) }}".to_owned(),
     ];
+    // An unoptimized build under an emulator takes some ten times as long.
+    let most_s = if cfg!(debug_assertions) { 60 } else { 5 };
     for bomb in bombs {
         let start = std::time::Instant::now();
         let e = render(&bomb, &Chat::default()).expect_err(&bomb).to_string();
         assert!(e.starts_with("t.jinja: chat_template") && !e.contains('\n'), "{e}");
-        assert!(start.elapsed().as_secs() < 5, "{bomb}: {:?}", start.elapsed());
+        assert!(start.elapsed().as_secs() < most_s, "{bomb}: {:?}", start.elapsed());
     }
 }
 
