@@ -97,6 +97,19 @@ pub fn one_line(s: &str) -> String {
     out
 }
 
+/// Opens a file to read it whole. Directories are refused by name, and so are pipes outside `/dev`, whose open may wait
+/// for ever; `/dev/stdin` and a shell's `<(…)` are fine.
+pub fn open_file(path: &Path) -> Result<std::fs::File> {
+    let meta = std::fs::metadata(path).map_err(|e| Error::io(path, "open", e))?;
+    if meta.is_dir() {
+        return Err(Error::bad(path, "file", "a file", "a directory"));
+    }
+    if !meta.is_file() && !path.starts_with("/dev") {
+        return Err(Error::bad(path, "file", "a file", "a pipe or device"));
+    }
+    std::fs::File::open(path).map_err(|e| Error::io(path, "open", e))
+}
+
 /// A byte count that prints with a binary unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Bytes(pub u64);

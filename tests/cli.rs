@@ -321,3 +321,40 @@ fn the_daemon_checks_itself_and_serves_nothing() {
     let text = BufReader::new(shown.as_bytes()).lines().next().unwrap().unwrap();
     assert!(text.starts_with("# settings file: "));
 }
+
+#[test]
+fn pipes_and_own_inputs_are_refused_at_once() {
+    let (_dir, at) = temp();
+    let pipe = at("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let out = at("out");
+    // No one writes to the pipe: whatever opens it waits for ever.
+    for args in [
+        vec!["run", "-f", &pipe],
+        vec!["ppl", "--file", &pipe],
+        vec!["logits", "--tokens-file", &pipe, "-o", &out],
+        vec!["--config", &pipe, "config"],
+        vec!["inspect", &pipe],
+    ] {
+        let (code, line) = refused(&args);
+        assert!(code == 2 && line.contains("pipe"), "{args:?}: {code} {line}");
+    }
+    let model = at("model.gguf");
+    std::fs::copy(demo(), &model).unwrap();
+    for args in [vec!["pack", &model, "-o", &model], vec!["logits", &model, "--tokens", "1", "-o", &model]] {
+        let (code, line) = refused(&args);
+        assert!(code == 2 && line.contains("another file than the input"), "{args:?}: {code} {line}");
+    }
+    assert_eq!(std::fs::metadata(&model).unwrap().len(), std::fs::metadata(demo()).unwrap().len());
+}
+
+#[test]
+fn usage_errors_are_one_line_and_quiet_is_quiet() {
+    for args in [vec!["pack", "x", "-o", "y", "-t", "9999"], vec!["run", "--no-such-flag"], vec!["logits"]] {
+        let output = tegu(&args);
+        let said = stderr(&output);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{args:?}: {said}");
+    }
+    let output = tegu(&["run", &demo(), QUESTION, "-n", "4", "-q"]);
+    assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
+}

@@ -37,6 +37,16 @@ pub fn names(target: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((target, aside))
 }
 
+/// Refuses an output that would replace the input.
+pub fn differs(target: &Path, input: &Path) -> Result<()> {
+    match (fs::canonicalize(target), fs::canonicalize(input)) {
+        (Ok(a), Ok(b)) if a == b => {
+            Err(Error::bad(target, "output", "another file than the input", "the input"))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl AsideFile {
     /// Starts a file that will be `target`.
     pub fn create(target: &Path) -> Result<AsideFile> {

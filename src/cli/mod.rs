@@ -99,12 +99,24 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse_from(llama::rewrite(std::env::args_os())) {
         Ok(cli) => cli,
         Err(e) => {
-            // Help goes to standard output with code 0, a usage error to standard error with code 2.
-            drop(e.print());
+            // Help goes to standard output with code 0, a usage error to standard error in one line with code 2.
+            match e.use_stderr() {
+                true => observe::complain(format_args!("tegu: {}", usage_error(&e.to_string()))),
+                false => drop(e.print()),
+            }
             return ExitCode::from(e.exit_code() as u8);
         }
     };
     exit(dispatch(cli))
+}
+
+/// A usage error without its several lines of advice.
+fn usage_error(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
+    let said: Vec<&str> =
+        lines.take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more")).collect();
+    let said = said.join(" ");
+    crate::units::one_line(&format!("{}; see --help", said.strip_prefix("error: ").unwrap_or(&said)))
 }
 
 /// Reports an error and turns it into the exit code.
@@ -114,7 +126,7 @@ fn exit(result: Result<()>) -> ExitCode {
         // The reader of our output has what it wanted (`tegu … | head`).
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(e) => {
-            observe::note(format_args!("tegu: {}", crate::units::one_line(&e.to_string())));
+            observe::complain(format_args!("tegu: {}", crate::units::one_line(&e.to_string())));
             ExitCode::from(e.exit_code())
         }
     }
@@ -146,10 +158,7 @@ fn dispatch(cli: Cli) -> Result<()> {
 
 /// Reads a file that cannot sensibly be larger than `max_bytes`.
 fn small_file(file: &Path, max_bytes: u64) -> Result<Vec<u8>> {
-    let opened = std::fs::File::open(file).map_err(|e| Error::io(file, "open", e))?;
-    if opened.metadata().is_ok_and(|m| m.is_dir()) {
-        return Err(Error::bad(file, "file", "a file", "a directory"));
-    }
+    let opened = crate::units::open_file(file)?;
     let mut bytes = Vec::new();
     opened.take(max_bytes + 1).read_to_end(&mut bytes).map_err(|e| Error::io(file, "read", e))?;
     if bytes.len() as u64 > max_bytes {

@@ -198,7 +198,7 @@ fn talk(chat: &mut Chat, interrupts: &Interrupts) -> Result<()> {
             Ok(answer) => answer,
             // A turn that does not fit leaves the conversation as it was before it.
             Err(e @ Error::Limit { .. }) => {
-                observe::note(format_args!("tegu: {e}"));
+                observe::complain(format_args!("tegu: {e}"));
                 chat.forget_last();
                 continue;
             }

@@ -178,10 +178,7 @@ fn read_small(file: &Path) -> Result<String> {
     use std::io::Read;
     // A settings file is a page; reading more would only serve a mistake in --config (a model, a device).
     const FILE_BYTES_MAX: u64 = 1 << 20;
-    let opened = std::fs::File::open(file).map_err(|e| Error::io(file, "open", e))?;
-    if opened.metadata().is_ok_and(|m| m.is_dir()) {
-        return Err(Error::bad(file, "settings", "a TOML file", "a directory"));
-    }
+    let opened = crate::units::open_file(file)?;
     let mut bytes = Vec::new();
     opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|e| Error::io(file, "read", e))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {

@@ -40,12 +40,29 @@ pub fn hyper(source: &Source) -> Result<Hyper> {
 /// Finds and checks every tensor of the model.
 pub fn bind(source: &Source) -> Result<Bound> {
     let hyper = hyper(source)?;
+    check_layers(source, &hyper)?;
     let mut b = Binder::new(source, &hyper, None);
     b.experts()?;
     let expert_jobs = b.jobs.len();
     b.model()?;
     let jobs = b.jobs;
     Ok(Bound { hyper, jobs, expert_jobs })
+}
+
+/// A GGUF with layers beyond its own count has a wrong count: run as it says, it would answer rubbish. (Hugging Face
+/// folders may have more: the layers of multi-token prediction.)
+fn check_layers(source: &Source, h: &Hyper) -> Result<()> {
+    if matches!(source.meta(), Meta::HuggingFace(_)) {
+        return Ok(());
+    }
+    let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
+    match source.tensors().iter().find(|t| layer(&t.name).is_some_and(|l| l >= h.n_layers)) {
+        Some(t) => {
+            let field = format!("{}.block_count", h.arch);
+            Err(Error::bad(source.path(), field, format!("a count that covers {}", t.name), h.n_layers))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Builds the model from the matrices loaded for [`Bound::jobs`], in their order.

@@ -233,6 +233,9 @@ fn moe(k: &Keys, dir: &Directory, n_layers: usize) -> Result<Option<MoeHyper>> {
     let shared = k.uint("expert_shared_count")?.unwrap_or(0);
     in_range(file, &k.key("expert_shared_count"), shared, 0, limits::EXPERTS_MAX)?;
     let first = k.uint("leading_dense_block_count")?.unwrap_or(0);
+    if shared == 0 && (dir.dims)(&format!("blk.{first}.ffn_gate_shexp.weight")).is_some() {
+        return Err(k.meta.bad(&k.key("expert_shared_count"), "1 or more, as the file has shared experts"));
+    }
     let has_bias = (0..n_layers).any(|l| (dir.dims)(&format!("blk.{l}.exp_probs_b.bias")).is_some());
     let gating = match k.uint("expert_gating_func")? {
         None | Some(0) if has_bias => Gating::Sigmoid,

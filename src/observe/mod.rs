@@ -56,8 +56,15 @@ pub fn init_log(verbosity: Verbosity) {
     log::set_max_level(level);
 }
 
-/// Writes one line for the person at the terminal. A closed standard error is no reason to stop.
+/// Writes one line for the person at the terminal, unless only errors are wanted.
 pub fn note(line: impl fmt::Display) {
+    if log::max_level() > log::LevelFilter::Error {
+        complain(line);
+    }
+}
+
+/// Writes one line whatever the level: an error. A closed standard error is no reason to stop.
+pub fn complain(line: impl fmt::Display) {
     drop(writeln!(std::io::stderr().lock(), "{line}"));
 }
 

@@ -8,11 +8,13 @@ use std::path::Path;
 /// Reads a whole side file; `None` where there is none. A file above [`JSON_FILE_MAX`] is an error before any of it
 /// is read, and one that grows while it is read is cut off there.
 pub fn read_side_file(path: &Path) -> Result<Option<Vec<u8>>> {
-    let mut file = match std::fs::File::open(path) {
-        Ok(file) => file,
+    // Asked before it is opened: opening a pipe may wait for ever.
+    match std::fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io(path, "open", e)),
-    };
+        Ok(_) => {}
+    }
+    let mut file = crate::units::open_file(path)?;
     let meta = file.metadata().map_err(|e| Error::io(path, "stat", e))?;
     // Devices and pipes have no length to check and may never end.
     if !meta.is_file() {

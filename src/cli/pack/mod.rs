@@ -9,6 +9,7 @@ mod write;
 
 use std::path::PathBuf;
 
+use crate::cli::aside;
 use crate::cli::out::Out;
 use crate::format::Codec;
 use crate::format::gguf::Value;
@@ -36,8 +37,8 @@ pub struct Args {
     #[arg(long, value_parser = mix::parse, default_value = "q4_k_m")]
     pub codec: Target,
     /// Threads.
-    #[arg(short, long, default_value_t = 2)]
-    pub threads: usize,
+    #[arg(short, long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -53,7 +54,8 @@ struct Packed {
 pub fn pack(args: &Args) -> Result<()> {
     let source = Source::open(&args.model)?;
     let packed = plan(&source, args.codec)?;
-    let bytes = write::write(&source, &packed, &args.output, args.threads)?;
+    (0..source.tensors().len()).try_for_each(|t| aside::differs(&args.output, source.file_of(t)))?;
+    let bytes = write::write(&source, &packed, &args.output, args.threads.into())?;
     report(args, &packed, bytes)
 }
 
