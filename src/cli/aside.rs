@@ -1,22 +1,20 @@
 //! A file that appears under its name whole or not at all: written beside, synced, renamed.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::units::{Error, Result};
+use crate::weights::DirectFile;
 
 /// A file being written beside its final name.
 pub struct AsideFile {
     target: PathBuf,
     aside: PathBuf,
     /// `None` while the last steps are taken.
-    out: Option<BufWriter<File>>,
+    out: Option<DirectFile>,
     finished: bool,
 }
-
-/// Bytes gathered before a write.
-const BUFFER_BYTES: usize = 1 << 20;
 
 /// Where to write, and where beside it first. Renaming onto a device would replace the device, and onto a link the
 /// link: the one is refused, the other followed.
@@ -51,8 +49,7 @@ impl AsideFile {
     /// Starts a file that will be `target`.
     pub fn create(target: &Path) -> Result<AsideFile> {
         let (target, aside) = names(target)?;
-        let file = File::create(&aside).map_err(|e| Error::io(&aside, "create", e))?;
-        let out = Some(BufWriter::with_capacity(BUFFER_BYTES, file));
+        let out = Some(DirectFile::create(&aside).map_err(|e| Error::io(&aside, "create", e))?);
         Ok(AsideFile { target, aside, out, finished: false })
     }
 
@@ -60,9 +57,7 @@ impl AsideFile {
     pub fn finish(mut self) -> Result<u64> {
         let fail = |e| Error::io(&self.aside, "write", e);
         let out = self.out.take().expect("finished once");
-        let file = out.into_inner().map_err(|e| fail(e.into_error()))?;
-        file.sync_all().map_err(fail)?;
-        let len = file.metadata().map_err(fail)?.len();
+        let len = out.finish().map_err(fail)?;
         fs::rename(&self.aside, &self.target).map_err(|e| Error::io(&self.target, "rename to", e))?;
         self.finished = true;
         // The new name must outlive a power cut too; not every file system can sync a folder.

@@ -17,7 +17,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Offsets, lengths and addresses of direct reads are multiples of this: the largest logical block of disks in use.
-const DIRECT_ALIGN: u64 = 4096;
+pub(super) const DIRECT_ALIGN: u64 = 4096;
 
 /// An open file of a model.
 #[derive(Debug)]
