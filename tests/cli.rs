@@ -311,6 +311,13 @@ fn the_daemon_checks_itself_and_serves_nothing() {
     assert!(stdout(&checked).starts_with("ok: loaded"), "{}", stderr(&checked));
     assert!(stderr(&checked).contains("memory: "));
     assert_eq!(daemon(&["--check", "-m", "no/such"]).status.code(), Some(2));
+    let unknown = daemon(&["--serve"]);
+    assert_eq!(
+        (unknown.status.code(), stderr(&unknown).lines().count()),
+        (Some(2), 1),
+        "{}",
+        stderr(&unknown)
+    );
     let (_dir, path) = temp();
     std::fs::write(path("c.toml"), "threads = 2\n[sample]\ntemp = 0.5\n").unwrap();
     let shown = stdout(&daemon(&["--config", &path("c.toml"), "--print-config"]));

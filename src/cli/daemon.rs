@@ -50,10 +50,7 @@ Exit codes:
 pub fn main() -> ExitCode {
     let daemon = match Daemon::try_parse() {
         Ok(d) => d,
-        Err(e) => {
-            drop(e.print());
-            return ExitCode::from(e.exit_code() as u8);
-        }
+        Err(e) => return super::usage(&e, "tegud"),
     };
     observe::init_log(daemon.common.verbosity(None));
     let done = daemon.common.config(daemon.load.overrides()).and_then(|config| daemon.run(&config));

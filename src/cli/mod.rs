@@ -98,16 +98,19 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse_from(llama::rewrite(std::env::args_os())) {
         Ok(cli) => cli,
-        Err(e) => {
-            // Help goes to standard output with code 0, a usage error to standard error in one line with code 2.
-            match e.use_stderr() {
-                true => observe::complain(format_args!("tegu: {}", usage_error(&e.to_string()))),
-                false => drop(e.print()),
-            }
-            return ExitCode::from(e.exit_code() as u8);
-        }
+        Err(e) => return usage(&e, "tegu"),
     };
     exit(dispatch(cli))
+}
+
+/// What the parser stopped at: help goes to standard output with code 0, a usage error to standard error in one line
+/// with code 2.
+fn usage(e: &clap::Error, program: &str) -> ExitCode {
+    match e.use_stderr() {
+        true => observe::complain(format_args!("{program}: {}", usage_error(&e.to_string()))),
+        false => drop(e.print()),
+    }
+    ExitCode::from(e.exit_code() as u8)
 }
 
 /// A usage error without its several lines of advice.
