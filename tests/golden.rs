@@ -172,7 +172,12 @@ fn sparse_masks_equal_dense_ones_and_read_only_their_pages() {
             let d = max_abs(&sparse, &dense);
             assert!(d <= 1e-5, "{name} {mask:?}: {d}");
             assert!(max_abs(&sparse, &full) > 1e-3, "{name} {mask:?} changes nothing");
-            assert!(reads < dense_reads, "{name} {mask:?}: {reads} of {dense_reads}");
+            // A local window is spread over all residues' pages: few tokens leave it nothing to skip.
+            let skips = long_ids().len() >= 300 || !matches!(mask, Mask::LocalStrided { .. });
+            assert!(
+                reads < dense_reads || !skips && reads == dense_reads,
+                "{name} {mask:?}: {reads} of {dense_reads}"
+            );
             if let Some(k) = stride {
                 // n/k, and one page a row and layer for rounding up.
                 let most = full_reads / k + 3 * long_ids().len() as u64;
