@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Everything that can go wrong with input, files or the machine. Bugs assert instead.
 ///
@@ -42,6 +43,17 @@ pub enum Error {
         /// The amount there is.
         has: String,
     },
+    /// Too much is waiting already; the same request may be taken later.
+    #[error("{what}: full; try again in {} ms", .retry.as_millis())]
+    Busy {
+        /// What is full: "request queue".
+        what: String,
+        /// When trying again is likely to help.
+        retry: Duration,
+    },
+    /// The engine has ended and answers nothing more.
+    #[error("engine: stopped: {0}")]
+    Stopped(String),
     /// The user asked to stop.
     #[error("interrupted")]
     Interrupted,
@@ -71,13 +83,35 @@ impl Error {
         Error::Io { file: file.as_ref().to_owned(), doing: doing.to_string(), source }
     }
 
+    /// The same error once more, for one failure that ends several requests.
+    pub fn again(&self) -> Error {
+        match self {
+            Error::BadInput { file, field, expected, found } => Error::BadInput {
+                file: file.clone(),
+                field: field.clone(),
+                expected: expected.clone(),
+                found: found.clone(),
+            },
+            Error::Io { file, doing, source } => {
+                Error::io(file, doing, std::io::Error::new(source.kind(), source.to_string()))
+            }
+            Error::Limit { what, needs, has } => {
+                Error::Limit { what: what.clone(), needs: needs.clone(), has: has.clone() }
+            }
+            Error::Busy { what, retry } => Error::Busy { what: what.clone(), retry: *retry },
+            Error::Stopped(why) => Error::Stopped(why.clone()),
+            Error::Interrupted => Error::Interrupted,
+        }
+    }
+
     /// The process exit code for this error; `--help` lists them.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::BadInput { .. } => 2,
             // A file that cannot be opened or read is bad input too: the caller named it.
             Error::Io { .. } => 2,
-            Error::Limit { .. } => 3,
+            Error::Limit { .. } | Error::Busy { .. } => 3,
+            Error::Stopped(_) => 70,
             Error::Interrupted => 130,
         }
     }

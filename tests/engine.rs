@@ -13,7 +13,7 @@ fn open(name: &str, context: usize, sequences: usize) -> App {
 
 fn request(prompt: &[u32], max_new: usize) -> Request {
     let sampler = Sampler::new(SampleParams::greedy()).unwrap();
-    Request { prompt: prompt.to_vec(), sampler, max_new, end_ids: vec![] }
+    Request::new(prompt.to_vec(), sampler, max_new, vec![])
 }
 
 /// Steps until nothing is left to do; gives each sequence's tokens and how it ended.
@@ -30,6 +30,7 @@ fn finish(engine: &mut Engine, budget: &Budget, ids: &[SeqId]) -> Vec<(Vec<u32>,
                 Event::Token { seq, sampled } => out[at(seq)].0.push(sampled.token),
                 Event::Done { seq, why } => out[at(seq)].1 = Some(why),
                 Event::Prefilled { .. } => {}
+                other => panic!("{other:?}"),
             }
         }
     }

@@ -5,5 +5,6 @@ mod corrupt;
 mod engine;
 mod golden;
 mod pack;
+mod service;
 mod support;
 mod tidy;

@@ -109,7 +109,7 @@ pub struct Counters {
 }
 
 /// What computes.
-pub trait Backend {
+pub trait Backend: Send {
     /// Advances the rows of `plan` through its layers, appending to their pages.
     fn step(&mut self, plan: &StepPlan, out: &mut StepOutput) -> Result<()>;
 

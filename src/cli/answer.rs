@@ -146,12 +146,8 @@ impl Chat {
         let mut sampler = Sampler::new(self.params.clone())?;
         // Penalties see the prompt too.
         prompt.iter().for_each(|&t| sampler.accept(t));
-        let request = Request {
-            prompt,
-            sampler,
-            max_new: self.max_new,
-            end_ids: self.text.tokenizer.end_ids().to_vec(),
-        };
+        let end_ids = self.text.tokenizer.end_ids().to_vec();
+        let request = Request::new(prompt, sampler, self.max_new, end_ids);
         // A prompt that is refused leaves the last sequence as it was.
         let seq = self.app.engine.open(request, self.last)?;
         self.last = None;
@@ -187,7 +183,7 @@ impl Chat {
             }
             for event in self.app.engine.step(&budget)? {
                 match event {
-                    Event::Prefilled { .. } => {}
+                    Event::Prefilled { .. } | Event::Embedding { .. } | Event::Failed { .. } => {}
                     Event::Token { sampled, .. } => {
                         let mut piece = String::new();
                         detokenizer.push(&self.text.tokenizer, sampled.token, &mut piece);
@@ -200,9 +196,10 @@ impl Chat {
                     }
                     Event::Done { why, .. } => {
                         finish.get_or_insert(match why {
-                            Done::End(_) => Finish::Stop,
+                            Done::End(_) | Done::Complete => Finish::Stop,
                             Done::Length => Finish::Length,
                             Done::Context => Finish::Context,
+                            Done::Deadline => Finish::Interrupted,
                         });
                     }
                 }

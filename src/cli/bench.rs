@@ -149,7 +149,7 @@ impl Bench<'_> {
 
     fn open(&mut self, prompt: Vec<TokenId>, max_new: usize, reuse: Option<SeqId>) -> Result<SeqId> {
         let sampler = Sampler::new(SampleParams::greedy())?;
-        self.app.engine.open(Request { prompt, sampler, max_new, end_ids: Vec::new() }, reuse)
+        self.app.engine.open(Request::new(prompt, sampler, max_new, Vec::new()), reuse)
     }
 
     /// Steps until nothing is left to do.

@@ -87,7 +87,7 @@ impl Daemon {
         let mut app = loaded.app;
         let prompt = text.tokenizer.encode("Hello", false, true)?;
         let sampler = Sampler::new(SampleParams { logprobs: Some(0), ..SampleParams::greedy() })?;
-        let seq = app.engine.open(Request { prompt, sampler, max_new: 1, end_ids: Vec::new() }, None)?;
+        let seq = app.engine.open(Request::new(prompt, sampler, 1, Vec::new()), None)?;
         let mut token = None;
         while token.is_none() {
             let events = app.engine.step(&Budget::default())?;

@@ -42,6 +42,7 @@ Exit codes:
   2    bad input: a flag, a file, or a field in it; one line on standard error names it
   3    it does not fit: memory or context length
   64   not in this version
+  70   the engine ended: the line on standard error says why
   101  a bug in Tegu: please report it
   130  interrupted";
 

@@ -50,8 +50,8 @@ impl Engine {
         options: &EvalOptions,
         f: &mut dyn FnMut(EvalChunk) -> Result<()>,
     ) -> Result<()> {
-        self.check_tokens("tokens", tokens)?;
-        self.check_context(tokens.len())?;
+        super::check_tokens("tokens", tokens, self.hyper.vocab)?;
+        super::check_context(tokens.len(), self.context_tokens)?;
         let batch = options.batch.max(1);
         let mut tables: Vec<BlockTable> = (0..batch).map(|_| BlockTable::default()).collect();
         let result = self.eval_in(tokens, options, &mut tables, f);

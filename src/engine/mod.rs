@@ -3,15 +3,18 @@
 
 pub mod eval;
 mod generate;
+mod request;
+mod sequence;
+pub mod service;
 
 pub use eval::{EvalChunk, EvalOptions};
-pub use generate::{Done, Event, Request, SeqId, Stats};
+pub use request::{Class, Done, Event, Goal, Request, SeqId, Stats};
 
 use crate::backend::{Backend, Counters, MlaOrder, StepOutput};
 use crate::kv::{BlockTable, PagePool};
 use crate::model::{AttnHyper, Hyper};
-use crate::units::{Error, Result};
-use generate::Sequence;
+use crate::units::{Error, Result, TokenId};
+use sequence::Sequence;
 
 /// What the engine may do in one step; the power governor's word, later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,24 +98,21 @@ impl Engine {
         self.mla.unwrap_or_else(|| cheaper_order(&self.hyper, new, cached))
     }
 
-    fn check_tokens(&self, what: &str, tokens: &[u32]) -> Result<()> {
-        match tokens.iter().find(|&&t| t as usize >= self.hyper.vocab) {
-            Some(t) => {
-                Err(Error::bad(what, "token id", format!("below the vocabulary's {}", self.hyper.vocab), t))
-            }
-            None => Ok(()),
-        }
+    /// `(sequences that read their prompt or wait to, sequences that generate)`.
+    pub fn sequences(&self) -> (usize, usize) {
+        let running = self.seqs.iter().filter(|s| s.done.is_none());
+        let (prompts, decoding): (Vec<_>, Vec<_>) = running.partition(|s| s.in_prompt());
+        (prompts.len(), decoding.len())
     }
 
-    fn check_context(&self, tokens: usize) -> Result<()> {
-        if tokens <= self.context_tokens {
-            return Ok(());
-        }
-        let has = format!(
-            "{} (raise it with --ctx-size, up to the model's {})",
-            self.context_tokens, self.hyper.context_tokens
-        );
-        Err(Error::Limit { what: "context tokens".into(), needs: tokens.to_string(), has })
+    /// `(KV pages, those that nothing holds)`.
+    pub fn pages(&self) -> (usize, usize) {
+        (self.pool.len(), self.pool.free_pages())
+    }
+
+    /// Bytes of one KV page.
+    pub fn page_bytes(&self) -> usize {
+        self.backend.page_bytes()
     }
 
     fn release(&mut self, mut table: BlockTable) {
@@ -132,4 +132,28 @@ pub fn cheaper_order(h: &Hyper, new: usize, cached: usize) -> MlaOrder {
     let made = (cached + new) * ((nope_dim + v_dim) * kv_lora_rank) as f64;
     let materialized = pairs * (nope_dim + rope_dim + v_dim) as f64 + made;
     if materialized < absorbed { MlaOrder::Materialized } else { MlaOrder::Absorbed }
+}
+
+/// Refuses a prompt that no sequence can have: none at all, foreign tokens, no room for an answer.
+fn check_prompt(prompt: &[TokenId], vocab: usize, context_tokens: usize) -> Result<()> {
+    if prompt.is_empty() {
+        return Err(Error::bad("request", "prompt", "at least one token", "none"));
+    }
+    check_tokens("prompt", prompt, vocab)?;
+    check_context(prompt.len() + 1, context_tokens)
+}
+
+fn check_tokens(what: &str, tokens: &[TokenId], vocab: usize) -> Result<()> {
+    match tokens.iter().find(|&&t| t as usize >= vocab) {
+        Some(t) => Err(Error::bad(what, "token id", format!("below the vocabulary's {vocab}"), t)),
+        None => Ok(()),
+    }
+}
+
+fn check_context(tokens: usize, context_tokens: usize) -> Result<()> {
+    if tokens <= context_tokens {
+        return Ok(());
+    }
+    let has = format!("{context_tokens} (--ctx-size raises it, up to what the model was made for)");
+    Err(Error::Limit { what: "context tokens".into(), needs: tokens.to_string(), has })
 }

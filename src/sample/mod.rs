@@ -29,9 +29,19 @@ pub struct Sampled {
     pub top: Vec<(TokenId, f32)>,
 }
 
+/// Holds an answer to a form: a grammar, a schema. One answer's own; it is asked before each token and told after.
+pub trait Constraint: Send + std::fmt::Debug {
+    /// Sets the logits of every token that may not come next to -infinity. Where the text may end, end tokens stay.
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
+
+    /// Takes the chosen token; true if the text is complete and nothing may follow.
+    fn accept(&mut self, token: TokenId) -> Result<bool>;
+}
+
 /// Chooses tokens for one sequence.
 #[derive(Debug)]
 pub struct Sampler {
+    constraint: Option<Box<dyn Constraint>>,
     params: SampleParams,
     rng: Rng,
     history: History,
@@ -47,12 +57,25 @@ impl Sampler {
         let rng = Rng::new(params.seed);
         let history = History::new(&params);
         let (candidates, weights, original) = (Candidates::default(), Vec::new(), Vec::new());
-        Ok(Sampler { params, rng, history, candidates, weights, original })
+        Ok(Sampler { constraint: None, params, rng, history, candidates, weights, original })
     }
 
     /// Tells the sampler of a token that is now part of the text: what it chose, or part of the prompt.
     pub fn accept(&mut self, token: TokenId) {
         self.history.push(token);
+    }
+
+    /// Holds what is chosen from now on to a form.
+    pub fn constrained(mut self, constraint: Box<dyn Constraint>) -> Sampler {
+        self.constraint = Some(constraint);
+        self
+    }
+
+    /// Accepts a token of the answer (the prompt's go to [`Sampler::accept`], which no form holds); true if the form is
+    /// complete with it.
+    pub fn advance(&mut self, token: TokenId) -> Result<bool> {
+        self.accept(token);
+        self.constraint.as_mut().map_or(Ok(false), |c| c.accept(token))
     }
 
     /// Chooses from `logits (vocab)`, which it changes. NaN counts as -infinity; no finite logit at all is an error.
@@ -65,6 +88,12 @@ impl Sampler {
         if wants_logprobs {
             self.original.clear();
             self.original.extend_from_slice(logits);
+        }
+        if let Some(c) = &mut self.constraint {
+            c.mask(logits)?;
+            if !logits.iter().any(|l| *l > f32::NEG_INFINITY) {
+                return Err(Error::bad("sampling", "grammar", "to leave one token possible", "none"));
+            }
         }
         for &(id, bias) in &self.params.logit_bias {
             let vocab = logits.len();

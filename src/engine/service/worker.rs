@@ -1,0 +1,303 @@
+//! The engine's thread: takes commands, advances the engine, hands out what happened.
+
+use super::stream::{Channel, Reply, RequestId};
+use super::{Command, Metrics, OnPanic, RequestInfo, Shared, Submit, Work, lock};
+use crate::engine::{Done, Engine, Event, Goal, Request, SeqId};
+use crate::sample::Sampler;
+use crate::units::{Error, Result};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// How long the thread sleeps when nothing can be done; commands end the sleep at once, deadlines are seen after it.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// A request on its way.
+struct Open {
+    channel: Arc<Channel>,
+    request: Submit,
+    /// Choices that wait for the prompt to be read, with their samplers.
+    waiting: VecDeque<(usize, Sampler)>,
+    seqs: Vec<SeqId>,
+    read_tokens: usize,
+    generated: usize,
+    taken: Instant,
+}
+
+struct Worker {
+    engine: Engine,
+    shared: Arc<Shared>,
+    open: BTreeMap<RequestId, Open>,
+    /// Whose a sequence is.
+    owners: HashMap<SeqId, (RequestId, usize)>,
+    metrics: Metrics,
+    /// Set by a command to stop: when the rest fails.
+    stop: Option<Instant>,
+    /// Running mean of the seconds that a request takes.
+    request_seconds: f64,
+}
+
+/// Runs until told to stop. A panic fails what is open; the reason stays in `shared`.
+pub fn run(engine: Engine, shared: Arc<Shared>, commands: Receiver<Command>, on_panic: OnPanic) {
+    let mut worker = Worker {
+        engine,
+        shared: shared.clone(),
+        open: BTreeMap::new(),
+        owners: HashMap::new(),
+        metrics: Metrics::default(),
+        stop: None,
+        request_seconds: 1.0,
+    };
+    let ended = catch_unwind(AssertUnwindSafe(|| worker.serve(&commands)));
+    let why = match &ended {
+        Ok(()) => "it was told to".to_owned(),
+        Err(panic) => reason(&**panic),
+    };
+    *lock(&shared.stopped) = Some(why.clone());
+    for open in worker.open.values() {
+        open.channel.end(Some(Error::Stopped(why.clone())));
+    }
+    // Requests that were sent and never seen.
+    while let Ok(command) = commands.try_recv() {
+        if let Command::Submit(_, _, channel) = command {
+            channel.end(Some(Error::Stopped(why.clone())));
+        }
+    }
+    if ended.is_err() {
+        log::error!("engine: {why}");
+        // What panicked half way is not run again, not even to be dropped.
+        std::mem::forget(worker);
+        if let OnPanic::Call(f) = on_panic {
+            f(&why);
+        }
+    }
+}
+
+fn reason(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
+}
+
+impl Worker {
+    fn serve(&mut self, commands: &Receiver<Command>) {
+        let mut idle = true;
+        loop {
+            if self.take_commands(commands, idle).is_none() {
+                return;
+            }
+            self.drop_cancelled();
+            let budget = *lock(&self.shared.budget);
+            let started = Instant::now();
+            let events = self.engine.advance(&budget);
+            idle = events.is_empty();
+            if !idle {
+                self.metrics.steps += 1;
+                self.metrics.step_time += started.elapsed();
+            }
+            events.into_iter().for_each(|e| self.deliver(e));
+            self.publish();
+            if self.stop.is_some_and(|at| self.open.is_empty() || at <= Instant::now()) {
+                return;
+            }
+        }
+    }
+
+    /// Takes what was sent; waits a moment for it if there is nothing else to do. `None`: no one can send any more.
+    fn take_commands(&mut self, commands: &Receiver<Command>, idle: bool) -> Option<()> {
+        if idle {
+            match commands.recv_timeout(IDLE) {
+                Ok(c) => self.command(c),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+        loop {
+            match commands.try_recv() {
+                Ok(c) => self.command(c),
+                Err(TryRecvError::Empty) => return Some(()),
+                Err(TryRecvError::Disconnected) => return None,
+            }
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Submit(id, submit, channel) => self.submit(id, *submit, channel),
+            Command::Nudge => {}
+            Command::Cancel(id, reply) => {
+                let found = self.open.contains_key(&id);
+                if found {
+                    self.metrics.cancelled += 1;
+                    self.finish(id, Some(Error::Interrupted));
+                }
+                let _ = reply.send(found); // who asked may be gone
+            }
+            Command::List(reply) => {
+                let _ = reply.send(self.list()); // who asked may be gone
+            }
+            Command::Stop(at) => self.stop = Some(at),
+        }
+    }
+
+    fn submit(&mut self, id: RequestId, mut request: Submit, channel: Arc<Channel>) {
+        self.metrics.requests += 1;
+        let mut waiting = VecDeque::new();
+        if let Work::Generate { samplers, .. } = &mut request.work {
+            waiting.extend(std::mem::take(samplers).into_iter().enumerate());
+        }
+        let open = Open {
+            channel,
+            request,
+            waiting,
+            seqs: Vec::new(),
+            read_tokens: 0,
+            generated: 0,
+            taken: Instant::now(),
+        };
+        self.open.insert(id, open);
+        if self.stop.is_some() {
+            return self.finish(id, Some(Error::Stopped("it is stopping".into())));
+        }
+        if let Err(e) = self.open_next(id) {
+            self.metrics.failed += 1;
+            self.finish(id, Some(e));
+        }
+    }
+
+    /// Opens the sequence of a request's next choice, or of its embedding.
+    fn open_next(&mut self, id: RequestId) -> Result<()> {
+        let open = self.open.get_mut(&id).expect("an open request");
+        let r = &open.request;
+        let (choice, goal) = match &r.work {
+            Work::Embed => (0, Goal::Embed),
+            Work::Generate { max_new, end_ids, .. } => {
+                let Some((choice, sampler)) = open.waiting.pop_front() else { return Ok(()) };
+                (choice, Goal::Generate { sampler, max_new: *max_new, end_ids: end_ids.clone() })
+            }
+        };
+        let mut request = Request::of(r.prompt.clone(), goal);
+        (request.class, request.deadline, request.client) = (r.class, r.deadline, r.client.clone());
+        let seq = self.engine.open(request, None)?;
+        open.seqs.push(seq);
+        self.owners.insert(seq, (id, choice));
+        Ok(())
+    }
+
+    /// Lets go of what its reader gave up.
+    fn drop_cancelled(&mut self) {
+        let gone: Vec<RequestId> =
+            self.open.iter().filter(|(_, o)| o.channel.cancelled()).map(|(id, _)| *id).collect();
+        for id in gone {
+            self.metrics.cancelled += 1;
+            self.finish(id, None);
+        }
+    }
+
+    /// Closes a request and its sequences.
+    fn finish(&mut self, id: RequestId, error: Option<Error>) {
+        let Some(open) = self.open.remove(&id) else { return };
+        for seq in open.seqs {
+            self.owners.remove(&seq);
+            self.engine.close(seq);
+        }
+        open.channel.end(error);
+        self.shared.open.fetch_sub(1, Ordering::Relaxed);
+        self.request_seconds += 0.1 * (open.taken.elapsed().as_secs_f64() - self.request_seconds);
+        let batch = lock(&self.shared.budget).max_batch.max(1);
+        let ahead = (self.open.len() as f64 / batch as f64).max(1.0);
+        let wait = (self.request_seconds * ahead).clamp(1.0, 60.0);
+        self.shared.retry_us.store((wait * 1e6) as u64, Ordering::Relaxed);
+    }
+
+    /// Hands one event to the reader whose it is.
+    fn deliver(&mut self, event: Event) {
+        let (Event::Prefilled { seq, .. }
+        | Event::Token { seq, .. }
+        | Event::Embedding { seq, .. }
+        | Event::Done { seq, .. }
+        | Event::Failed { seq, .. }) = event;
+        // A request that an earlier event of this step ended is not listened to any more.
+        let Some(&(id, choice)) = self.owners.get(&seq) else { return };
+        let stats = self.engine.stats(seq).unwrap_or_default();
+        let open = self.open.get_mut(&id).expect("a sequence's request");
+        let mut first = false;
+        let reply = match event {
+            Event::Prefilled { tokens, .. } => {
+                open.read_tokens = open.read_tokens.max(tokens);
+                Reply::Prefilled { tokens: open.read_tokens, of: open.request.prompt.len() }
+            }
+            Event::Token { sampled, .. } => {
+                first = stats.generated == 1;
+                open.generated += 1;
+                self.metrics.generated_tokens += 1;
+                Reply::Token { choice, sampled }
+            }
+            Event::Embedding { mean, .. } => Reply::Embedding { mean, stats },
+            Event::Done { why, .. } => {
+                first = true;
+                self.metrics.ended(why);
+                self.metrics.prefill_tokens += stats.prefilled as u64;
+                self.metrics.reused_tokens += stats.reused as u64;
+                self.owners.remove(&seq);
+                self.engine.close(seq);
+                open.seqs.retain(|s| *s != seq);
+                if matches!(open.request.work, Work::Embed) && why != Done::Deadline {
+                    return self.finish(id, None); // the embedding itself was the last reply
+                }
+                Reply::Done { choice, why, stats }
+            }
+            Event::Failed { error, .. } => {
+                self.metrics.failed += 1;
+                return self.finish(id, Some(error));
+            }
+        };
+        if !open.channel.push(reply, self.shared.limits.replies_max) {
+            self.metrics.cancelled += 1;
+            self.metrics.slow_readers += 1;
+            let replies = |n: usize| format!("{n} replies unread");
+            let most = self.shared.limits.replies_max;
+            let slow = Error::Limit { what: "reader".into(), needs: replies(most + 1), has: replies(most) };
+            return self.finish(id, Some(slow));
+        }
+        if first {
+            self.open_waiting(id);
+        }
+    }
+
+    /// After a prompt is read its other choices begin; after the last choice the request ends.
+    fn open_waiting(&mut self, id: RequestId) {
+        while self.open.get(&id).is_some_and(|o| !o.waiting.is_empty()) {
+            if let Err(e) = self.open_next(id) {
+                self.metrics.failed += 1;
+                return self.finish(id, Some(e));
+            }
+        }
+        if self.open.get(&id).is_some_and(|o| o.seqs.is_empty()) {
+            self.finish(id, None);
+        }
+    }
+
+    fn list(&self) -> Vec<RequestInfo> {
+        let info = |(&id, o): (&RequestId, &Open)| RequestInfo {
+            id,
+            client: o.request.client.clone(),
+            class: o.request.class,
+            prompt_tokens: o.request.prompt.len(),
+            read_tokens: o.read_tokens,
+            generated: o.generated,
+            age: o.taken.elapsed(),
+        };
+        self.open.iter().map(info).collect()
+    }
+
+    fn publish(&mut self) {
+        let m = &mut self.metrics;
+        (m.prefilling, m.decoding) = self.engine.sequences();
+        (m.pages, m.pages_free) = self.engine.pages();
+        m.page_bytes = self.engine.page_bytes();
+        lock(&self.shared.metrics).clone_from(m);
+    }
+}
