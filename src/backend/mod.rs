@@ -2,6 +2,7 @@
 //! advance and what it wants back.
 
 pub mod cpu;
+pub mod cuda;
 
 use crate::kv::PageId;
 use crate::units::{ExpertId, Result, TokenId};

@@ -40,6 +40,11 @@ impl ResidentExperts {
     pub fn new(layers: Vec<Vec<Arc<Expert>>>) -> ResidentExperts {
         ResidentExperts { layers }
     }
+
+    /// All of them, `(layer, expert)`.
+    pub fn layers(&self) -> &[Vec<Arc<Expert>>] {
+        &self.layers
+    }
 }
 
 impl ExpertSource for ResidentExperts {

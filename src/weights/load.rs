@@ -73,6 +73,11 @@ pub fn resident_bytes(source: &Source, jobs: &[MatrixJob]) -> Result<u64> {
     Ok(total)
 }
 
+/// Codec, rows and columns of the matrices that `jobs` will make, before anything is read.
+pub fn shapes(source: &Source, jobs: &[MatrixJob]) -> Result<Vec<(Codec, usize, usize)>> {
+    jobs.iter().map(|job| shape(source, job)).collect()
+}
+
 /// Loads `jobs` with `threads` threads. `progress` gets the file bytes done so far, from this thread.
 pub fn load(
     source: &Source,

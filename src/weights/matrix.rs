@@ -157,6 +157,13 @@ impl Matrix {
         Matrix { codec, rows, cols, planes, bytes }
     }
 
+    /// A matrix whose bytes are elsewhere: what a model is bound with when its weights live on a device.
+    pub fn shell(codec: Codec, rows: usize, cols: usize) -> Matrix {
+        let planes = layout::planes(codec, rows, cols).expect("shape was checked when planned");
+        let none = Arc::new(Segment::zeroed(0));
+        Matrix { codec, rows, cols, planes, bytes: WeightBytes::new(none, 0, 0) }
+    }
+
     /// Tiles of 16 rows.
     pub fn tiles(&self) -> usize {
         layout::tiles(self.rows)

@@ -13,7 +13,7 @@ pub mod source;
 pub use direct_write::DirectFile;
 pub use expert::{Expert, ExpertSource, ResidentExperts};
 pub use file::{Reader, read_side_file};
-pub use load::{MatrixJob, RowSpan, load, resident_bytes};
+pub use load::{MatrixJob, RowSpan, load, resident_bytes, shapes};
 pub use matrix::{Matrix, Segment, WeightBytes};
 pub use source::{HfMeta, Meta, Rows, Source, Tensor};
 

@@ -43,9 +43,11 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("clap", &["cli"]),
     ("clap_complete", &["cli"]),
     ("ctrlc", &["app"]),
+    ("cudarc", &["backend"]),
     ("env_logger", &["observe"]),
     ("half", &["format"]),
     ("indicatif", &["observe"]),
+    ("libloading", &["backend"]),
     ("log", ALL),
     ("memmap2", &["weights"]),
     ("minijinja", &["text"]),
@@ -56,6 +58,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("thiserror", ALL),
     ("tokenizers", &["text"]),
     ("toml", &["config"]),
+    ("xxhash_rust", &["backend"]),
 ];
 
 const FILE_LINES_MAX: usize = 700;

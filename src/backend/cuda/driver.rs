@@ -1,0 +1,248 @@
+//! The driver: opened at run time, so that one binary serves machines with and without a GPU.
+//!
+//! cudarc looks a symbol up when it is first called and panics if it is not there; so the library and every symbol that
+//! this room uses are asked for first, and their absence is an ordinary error.
+
+use crate::units::{Error, Result};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How a thread waits for the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Wait {
+    /// Sleeps: the default, because the cores belong to the robot's programs.
+    #[default]
+    Block,
+    /// Spins: some microseconds sooner.
+    Spin,
+}
+
+/// Oldest driver that is served: JetPack 6 brings 12.2 or later, JetPack 5 stops at 11.4.
+const DRIVER_VERSION_MIN: i32 = 12020;
+/// Functions that this room calls. A library without one is no driver that we know.
+const SYMBOLS: [&str; 33] = [
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetAttribute",
+    "cuDeviceTotalMem_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxSetFlags_v2",
+    "cuCtxSetCurrent",
+    "cuMemGetInfo_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+    "cuStreamDestroy_v2",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphExecDestroy",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuLaunchKernel",
+];
+
+/// Wraps a driver's answer: which GPU, what was being done, the driver's words.
+pub(super) fn failed(doing: impl std::fmt::Display, e: DriverError) -> Error {
+    let text = |s: std::result::Result<&std::ffi::CStr, DriverError>| {
+        s.map_or(String::new(), |s| s.to_string_lossy().into_owned())
+    };
+    let words = format!("{} ({})", text(e.error_string()), text(e.error_name()));
+    Error::io("CUDA", doing, std::io::Error::other(words))
+}
+
+fn missing(field: &str, expected: impl std::fmt::Display, found: impl std::fmt::Display) -> Error {
+    Error::bad("CUDA", field, expected, found)
+}
+
+/// True if the driver's library is there: what `auto` asks before it tries.
+pub fn is_present() -> bool {
+    library().is_ok()
+}
+
+/// The driver's library, opened. It stays open: the process cannot be rid of it once it ran.
+fn library() -> Result<&'static libloading::Library> {
+    // cudarc tries the bare name first and then this one; ours must find what it will find.
+    let names = ["libcuda.so.1", "libcuda.so"];
+    let mut why = String::new();
+    for name in names {
+        // SAFETY: loading runs the driver's initializers, as any CUDA program's start does.
+        match unsafe { libloading::Library::new(name) } {
+            Ok(lib) => return Ok(Box::leak(Box::new(lib))),
+            Err(e) if why.is_empty() => why = e.to_string(),
+            Err(_) => {}
+        }
+    }
+    Err(missing("driver", "libcuda.so.1, which NVIDIA's driver installs", why))
+}
+
+/// Opens the library, checks that it is a driver that we know, and starts it. Returns its CUDA version.
+fn start() -> Result<i32> {
+    let lib = library()?;
+    for name in SYMBOLS {
+        // SAFETY: only asks whether the symbol exists; it is not called through this type.
+        if unsafe { lib.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_err() {
+            return Err(missing(
+                "driver",
+                format!("function {name} in libcuda.so.1 (CUDA 12.2 or later)"),
+                "none",
+            ));
+        }
+    }
+    let mut version = 0;
+    // SAFETY: the symbol is there (checked); the pointer is valid for the call.
+    let status = unsafe { sys::cuDriverGetVersion(&mut version) };
+    if status == sys::CUresult::CUDA_SUCCESS && version < DRIVER_VERSION_MIN {
+        let found = format!("CUDA {}.{} (JetPack 5?)", version / 1000, version % 1000 / 10);
+        return Err(missing("driver", "CUDA 12.2 or later (JetPack 6 or 7)", found));
+    }
+    result::init().map_err(|e| failed("start the driver", e))?;
+    Ok(version)
+}
+
+/// A device's primary context, held while anything made in it lives.
+#[derive(Debug)]
+pub struct Context {
+    device: sys::CUdevice,
+    raw: sys::CUcontext,
+    /// Bytes of device memory that this process took through [`super::memory`].
+    pub(super) allocated_bytes: AtomicU64,
+}
+
+// SAFETY: a context may be made current on any thread; the driver's calls on it are thread-safe.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes it the calling thread's.
+    pub fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained for as long as self lives.
+        unsafe { result::ctx::set_current(self.raw) }.map_err(|e| failed("use the device", e))
+    }
+
+    /// Free and total bytes of device memory, other programs' use included.
+    pub fn memory_bytes(&self) -> Result<(u64, u64)> {
+        self.bind()?;
+        let (free, total) = result::mem_get_info().map_err(|e| failed("ask for free memory", e))?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Bytes that this process took.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained in `Device::open`, released once.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// A GPU and the one stream that work is put on.
+#[derive(Debug)]
+pub struct Device {
+    /// Its context.
+    pub context: Arc<Context>,
+    /// Its name.
+    pub name: String,
+    /// Compute capability: 87 for Orin.
+    pub sm: u32,
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// CUDA version of the driver: 12060 for 12.6.
+    pub driver_version: i32,
+    /// Memory is shared with the CPU.
+    pub integrated: bool,
+    /// Shared memory a block may ask for.
+    pub shared_bytes_max: u32,
+    stream: sys::CUstream,
+}
+
+// SAFETY: streams may be used from any thread whose current context is theirs; `bind` sees to that.
+unsafe impl Send for Device {}
+
+impl Device {
+    /// Opens GPU number `ordinal`.
+    pub fn open(ordinal: usize, wait: Wait) -> Result<Device> {
+        let driver_version = start()?;
+        let count = result::device::get_count().map_err(|e| failed("count devices", e))?;
+        if ordinal >= count as usize {
+            return Err(missing("device", format!("a GPU number {ordinal}"), format!("{count} GPUs")));
+        }
+        let device = result::device::get(ordinal as i32).map_err(|e| failed("get the device", e))?;
+        let ask = |a: Attribute| {
+            // SAFETY: the device comes from the driver.
+            unsafe { result::device::get_attribute(device, a) }.map_err(|e| failed("ask for an attribute", e))
+        };
+        let major = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32;
+        let minor = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32;
+        let name = result::device::get_name(device).map_err(|e| failed("ask for the name", e))?;
+        if major < 8 {
+            let found = format!("{name}, {major}.{minor}");
+            return Err(missing("device", "compute capability 8.0 or later", found));
+        }
+        let multiprocessors = ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
+        let integrated = ask(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
+        let shared_bytes_max = ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32;
+        let flags = match wait {
+            Wait::Block => sys::CUctx_flags_enum::CU_CTX_SCHED_BLOCKING_SYNC,
+            Wait::Spin => sys::CUctx_flags_enum::CU_CTX_SCHED_SPIN,
+        };
+        // SAFETY: plain numbers. A context that another library made active keeps its flags; that is no error.
+        let _ = unsafe { sys::cuDevicePrimaryCtxSetFlags_v2(device, flags as u32) };
+        // SAFETY: the device comes from the driver.
+        let raw = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("make a context", e))?;
+        let context = Arc::new(Context { device, raw, allocated_bytes: AtomicU64::new(0) });
+        context.bind()?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|e| failed("make a stream", e))?;
+        Ok(Device {
+            context,
+            name,
+            sm: major * 10 + minor,
+            multiprocessors,
+            driver_version,
+            integrated,
+            shared_bytes_max,
+            stream,
+        })
+    }
+
+    /// The stream's handle.
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// Waits until the stream is empty.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream lives as long as self.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(|e| failed("wait for the GPU", e))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let _ = self.context.bind();
+        // SAFETY: made in `open`, destroyed once.
+        let _ = unsafe { result::stream::destroy(self.stream) };
+    }
+}

@@ -1,0 +1,2 @@
+//! One launch wrapper for each kernel: the only places that know a kernel's name, grid and parameters. All put work on the
+//! GPU's one stream and return at once.

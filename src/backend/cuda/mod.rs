@@ -1,0 +1,20 @@
+//! The CUDA backend. Libraries are opened at run time: the driver by cudarc, the compiler by [`nvrtc`]; without them
+//! the same binary runs on the CPU. Kernels are text in the binary (`kernels/`), compiled for the GPU at hand and kept
+//! in a cache.
+
+pub mod cache;
+pub mod driver;
+pub mod launch;
+pub mod memory;
+pub mod model;
+pub mod module;
+pub mod nvrtc;
+pub mod params;
+pub mod table;
+#[cfg(test)]
+pub mod testing;
+pub mod weights;
+
+pub use driver::{Device, Wait};
+pub use memory::{Buffer, Ptr};
+pub use module::{Gpu, Grid, Unit};

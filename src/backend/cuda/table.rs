@@ -1,0 +1,39 @@
+//! The kernels that travel in the binary: files, their variants, and the headers they share.
+
+/// One `.cu` file.
+#[derive(Debug)]
+pub struct KernelFile {
+    /// Its name without the ending.
+    pub name: &'static str,
+    /// Its text.
+    pub source: &'static str,
+    /// The defines that it is compiled with, one module each; `""` for none.
+    pub variants: &'static [&'static str],
+}
+
+/// What kernels may include.
+pub const HEADERS: &[(&str, &str)] = &[("params.h", include_str!("../../../kernels/params.h"))];
+
+/// All files.
+pub const FILES: &[KernelFile] = &[];
+
+/// One variant for each codec, for files that are compiled for the codecs that a model has.
+pub const BY_CODEC: &[&str] = &[
+    "CODEC=CODEC_F32",
+    "CODEC=CODEC_F16",
+    "CODEC=CODEC_BF16",
+    "CODEC=CODEC_F8E4M3",
+    "CODEC=CODEC_Q4_0",
+    "CODEC=CODEC_Q4_1",
+    "CODEC=CODEC_Q5_0",
+    "CODEC=CODEC_Q5_1",
+    "CODEC=CODEC_Q8_0",
+    "CODEC=CODEC_Q2_K",
+    "CODEC=CODEC_Q3_K",
+    "CODEC=CODEC_Q4_K",
+    "CODEC=CODEC_Q5_K",
+    "CODEC=CODEC_Q6_K",
+    "CODEC=CODEC_IQ4_NL",
+    "CODEC=CODEC_IQ4_XS",
+    "CODEC=CODEC_MXFP4",
+];
