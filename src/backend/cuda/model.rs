@@ -63,6 +63,7 @@ pub struct DevGqa {
 
 /// Attention.
 #[derive(Debug, Clone, Copy)]
+#[allow(clippy::large_enum_variant)] // a handful live, and all are walked: a box would only add a look-up
 pub enum DevAttention {
     /// Latent.
     Mla(DevMla),
@@ -98,6 +99,7 @@ pub struct DevMoe {
 
 /// Feed-forward half.
 #[derive(Debug, Clone, Copy)]
+#[allow(clippy::large_enum_variant)] // a handful live, and all are walked: a box would only add a look-up
 pub enum DevFfn {
     /// One SwiGLU.
     Dense(DevMlp),

@@ -148,7 +148,7 @@ impl Gpu {
             }
         };
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(todo.len());
-        std::thread::scope(|s| (0..threads).for_each(|_| drop(s.spawn(&work))));
+        std::thread::scope(|s| (0..threads).for_each(|_| drop(s.spawn(work))));
         for (unit, code) in made.into_inner().expect("no worker panics") {
             self.load(unit, &code?)?;
         }
