@@ -1,22 +1,19 @@
 //! The two programs as a person or a script meets them: what is on standard output, what on standard error, and the
 //! exit code. Everything runs on the bundled demo model.
 
-use crate::support::{data, read_safetensors};
+use crate::support::{self, data, read_safetensors};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-const TEGU: &str = env!("CARGO_BIN_EXE_tegu");
-const TEGUD: &str = env!("CARGO_BIN_EXE_tegud");
+const TEGU: &str = "tegu";
+const TEGUD: &str = "tegud";
 const QUESTION: &str = "What is gravity?";
 
-/// A command with none of the user's settings. `TEGU_TEST_RUNNER` starts programs of another processor.
+/// A command with none of the user's settings.
 fn command(program: &str) -> Command {
-    let runner = std::env::var("TEGU_TEST_RUNNER").unwrap_or_default();
-    let mut words = runner.split_whitespace().chain([program]);
-    let mut command = Command::new(words.next().expect("at least the program"));
-    command.args(words);
+    let mut command = support::command(program);
     for name in ["TEGU_MODEL", "TEGU_THREADS", "TEGU_LOG", "HOME"] {
         command.env_remove(name);
     }

@@ -1,17 +1,14 @@
 //! Packing: the GGUF that comes out computes what the folder that went in computes, whatever the family, and packing it
 //! again changes nothing.
 
-use crate::support::data;
+use crate::support::{command, data};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use tegu::app::{self, Options};
 use tegu::engine::EvalOptions;
 
 fn pack(model: &Path, output: &Path, codec: &str) {
-    let runner = std::env::var("TEGU_TEST_RUNNER").unwrap_or_default();
-    let mut words = runner.split_whitespace().chain([env!("CARGO_BIN_EXE_tegu")]);
-    let mut command = Command::new(words.next().expect("at least the program"));
-    command.args(words).args(["pack", "--codec", codec, "-o"]).arg(output).arg(model);
+    let mut command = command("tegu");
+    command.args(["pack", "--codec", codec, "-o"]).arg(output).arg(model);
     let output = command.output().expect("the program starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -31,6 +31,41 @@ pub fn read_safetensors(path: &Path) -> HashMap<String, Tensor> {
     out
 }
 
+/// The words that start one of the two programs. `TEGU_TEST_PROGRAMS` names a folder of programs to test instead of
+/// those that were built with the tests, and `TEGU_TEST_RUNNER` what starts them: so a native test drives programs of
+/// another processor, and no emulated test process has to start children (an emulator that is cloned while its other
+/// threads hold its locks can hang).
+pub fn program(name: &str) -> Vec<String> {
+    let built = match name {
+        "tegu" => env!("CARGO_BIN_EXE_tegu"),
+        "tegud" => env!("CARGO_BIN_EXE_tegud"),
+        other => panic!("no program {other}"),
+    };
+    let path = match std::env::var_os("TEGU_TEST_PROGRAMS") {
+        Some(folder) => Path::new(&folder).join(name).to_str().expect("a UTF-8 path").to_owned(),
+        None => built.to_owned(),
+    };
+    runner().into_iter().chain([path]).collect()
+}
+
+/// True when programs are emulated: they are slow for reasons of their own, and the emulator needs memory of its own.
+pub fn emulated() -> bool {
+    !runner().is_empty()
+}
+
+fn runner() -> Vec<String> {
+    let words = std::env::var("TEGU_TEST_RUNNER").unwrap_or_default();
+    words.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A command that starts one of the two programs.
+pub fn command(name: &str) -> std::process::Command {
+    let words = program(name);
+    let mut command = std::process::Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
 /// The repository's fixtures.
 pub fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")

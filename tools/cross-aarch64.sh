@@ -3,7 +3,8 @@
 #
 #     tools/cross-aarch64.sh build
 #     tools/cross-aarch64.sh test
-#     tools/cross-aarch64.sh run -- run "What is gravity?"
+#     tools/cross-aarch64.sh test-programs cli:: pack::
+#     tools/cross-aarch64.sh program tegu run "What is gravity?"
 #
 # Any cargo command works; programs run under qemu as a Cortex-A76, which has what an Orin core has (NEON, dot product,
 # f16, LSE) and nothing it lacks (no SVE, no int8 matrix product).
@@ -70,7 +71,21 @@ fi
 export RUSTC="$cache/rustc" RUSTDOC="$cache/rustdoc"
 export CARGO_BUILD_TARGET=$target CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target/cross}
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
-# Tests that start the programs themselves need the runner too.
-export TEGU_TEST_RUNNER="qemu-aarch64 -cpu cortex-a76 -L /usr/aarch64-linux-gnu"
-export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$TEGU_TEST_RUNNER
+runner="qemu-aarch64 -cpu cortex-a76 -L /usr/aarch64-linux-gnu"
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$runner
+if [ "${1:-}" = test-programs ]; then
+  # Native tests that start the programs drive the emulated ones: an emulator that is cloned while its other threads
+  # hold its locks can hang, so no emulated test starts children.
+  cargo test --no-run --test main
+  programs=$(realpath "$CARGO_TARGET_DIR")/$target/debug
+  unset RUSTC RUSTDOC CARGO_BUILD_TARGET CARGO_TARGET_DIR
+  shift
+  TEGU_TEST_PROGRAMS=$programs TEGU_TEST_RUNNER=$runner exec cargo test --release --test main -- "$@"
+fi
+if [ "${1:-}" = program ]; then
+  # One of the programs that the tests were built with.
+  program=$CARGO_TARGET_DIR/$target/debug/$2
+  shift 2
+  exec $runner "$program" "$@"
+fi
 exec cargo "$@"

@@ -3,7 +3,7 @@
 
 mod hostile;
 
-use crate::support::data;
+use crate::support::{data, emulated, program};
 use hostile::{Folder, Gguf, V, tokenizer};
 use serde_json::{Value as Json, json};
 use std::fs;
@@ -19,12 +19,15 @@ const MEMORY_MAX_KIB: u32 = 100 << 10;
 
 /// `tegu run MODEL hello -n 1` within the memory limit.
 fn run(model: &Path) -> (Output, Duration) {
-    let runner = std::env::var("TEGU_TEST_RUNNER").unwrap_or_default();
-    // An emulator needs memory of its own.
-    let limit = if runner.is_empty() { format!("ulimit -d {MEMORY_MAX_KIB} && ") } else { String::new() };
-    let script = format!("{limit}exec {runner} \"$0\" run \"$1\" hello -n 1");
+    let limit = if emulated() { String::new() } else { format!("ulimit -d {MEMORY_MAX_KIB} && ") };
+    let script = format!("{limit}exec \"$@\"");
     let mut command = Command::new("sh");
-    command.args(["-c", &script, env!("CARGO_BIN_EXE_tegu")]).arg(model);
+    command
+        .args(["-c", &script, "sh"])
+        .args(program("tegu"))
+        .arg("run")
+        .arg(model)
+        .args(["hello", "-n", "1"]);
     for name in ["TEGU_MODEL", "TEGU_THREADS", "TEGU_LOG", "HOME"] {
         command.env_remove(name);
     }
@@ -50,7 +53,7 @@ impl Table {
         // What the system says needs no "expected".
         let system = ["open", "read"].iter().any(|verb| text.contains(&format!(": {verb}: ")));
         // Emulated programs are slow for reasons of their own.
-        let emulated = std::env::var_os("TEGU_TEST_RUNNER").is_some();
+        let emulated = emulated();
         let checks = [
             (output.status.code() == Some(2), "exit code 2"),
             (output.stdout.is_empty(), "nothing on standard output"),
