@@ -1,0 +1,224 @@
+// Products with many activation rows on the tensor cores: mma.sync m16n8k16, f16 in, f32 sums. The weights are the A
+// operand: a tile of 16 rows is one fragment, dequantized in registers by the lane that multiplies it; activations are B.
+//
+// A block of 4 warps has N = 8*NT activation rows and two tiles a warp (8 tiles, or 4 of gate and the same 4 of up). The
+// columns go by in groups of 32, activations through shared memory in STAGES of cp.async. Which columns an mma step
+// takes is free as long as both operands agree: lane t has columns 4t..4t+3 and 16+4t..16+4t+3, as the codes lie.
+//
+// Bytes: weights once for every N rows, activations (f16) once for every 8 tiles. Lane operations a weight, for every N
+// rows: unpack (codec.cuh), 0.5 PRMT + 0.5 HADD2 + 0.5 HMUL2 or HFMA2 to f16; NT/16 mma of 16x8x16.
+// Dequantized weights are f16 times WEIGHT_SCALE: 11 bits of any magnitude from 2^-20 to 2^10.
+#pragma once
+#include "codec.cuh"
+
+#define STAGES 4
+#define WEIGHT_SCALE 64.f
+
+__device__ __forceinline__ void copy_async(void* to, const void* from, u32 bytes) {
+  const u32 at = (u32)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+
+__device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ u32 bits_of(__half2 v) { return *(u32*)&v; }
+__device__ __forceinline__ __half2 halves_of(u32 v) { return *(__half2*)&v; }
+// To f16 without infinities: a weight past f16's range stays the largest there is.
+__device__ __forceinline__ __half2 clamped(f32 a, f32 b) {
+  return __floats2half2_rn(fminf(fmaxf(a, -65504.f), 65504.f), fminf(fmaxf(b, -65504.f), 65504.f));
+}
+
+// The A operand of one tile, quantized codecs: read into registers a group ahead.
+template <int C, bool IS_DENSE = codec_row(C).part == DENSE> struct Weights {
+  static constexpr CodecRow T = codec_row(C);
+  static constexpr int STAGE_BYTES = 0;
+  static constexpr f32 FACTOR = 1.f / WEIGHT_SCALE;
+  Frag<C> codes[2]; // rows r and r+8
+  Scales<C, 1> scales[2];
+
+  __device__ __forceinline__ void fetch(const Planes& w, u32 tile, u32 g) {
+    const u32 r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      codes[i].load(w, tile * w.groups + g, r + 8 * i, t);
+      scales[i].load(w, tile, g, r + 8 * i);
+    }
+  }
+
+  // a[step]: fragments of the group's two halves.
+  __device__ __forceinline__ void fragments(u32 (&a)[2][4]) const {
+    const u32 t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const Scale s = scales[i].row(0);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const f32 scale = (has_halves(T.scale) ? s.s * (f32)s.sc[h] : s.s) * WEIGHT_SCALE;
+        const __half2 scale2 = clamped(scale, scale);
+        const u32 word = codes[i].word(t, h);
+        // 0x6400 is 1024 in f16: a byte below it is 1024 + byte.
+        const __half2 bias = __float2half2_rn(-(1024.f + T.offset));
+#pragma unroll
+        for (int pair = 0; pair < 2; pair++) {
+          const __half2 code = __hadd2(halves_of(__byte_perm(word, 0x64646464, pair ? 0x4342 : 0x4140)), bias);
+          if constexpr (has_mins(T.scale)) {
+            const f32 m = s.m[h] * WEIGHT_SCALE;
+            a[h][2 * pair + i] = bits_of(__hfma2(code, scale2, clamped(m, m)));
+          } else {
+            a[h][2 * pair + i] = bits_of(__hmul2(code, scale2));
+          }
+        }
+      }
+    }
+  }
+};
+
+// The same for dense codecs: a group of a tile (32 columns of 16 rows) goes through shared memory, each warp its own
+// tiles, since a column's rows are neighbours there and a fragment wants a row's columns.
+template <int C> struct Weights<C, true> {
+  static constexpr int BYTES = dense_bytes(C);
+  static constexpr int STAGE_BYTES = GROUP * TILE_ROWS * BYTES;
+  // f16 weights are taken as they are.
+  static constexpr f32 SCALE = C == CODEC_F16 ? 1.f : WEIGHT_SCALE;
+  static constexpr f32 FACTOR = 1.f / SCALE;
+
+  // 16-byte chunk `chunk` moves inside its 128 bytes so that a fragment's four column sets meet different banks.
+  __device__ __forceinline__ static u32 swizzled(u32 chunk) {
+    const u32 line = chunk / 8;
+    return chunk ^ 2 * (BYTES == 4 ? line / 2 % 4 : BYTES == 2 ? line % 4 : line % 2);
+  }
+
+  __device__ __forceinline__ static void stage(u8* to, const Planes& w, u32 tile, u32 g) {
+#pragma unroll
+    for (u32 chunk = threadIdx.x % 32; chunk < STAGE_BYTES / 16; chunk += 32) {
+      // The last group of a dense matrix may be short: its missing columns are 0.
+      const u32 k = g * GROUP + chunk / BYTES;
+      const u8* from = w.codes + ((u64)tile * w.cols + g * GROUP) * (TILE_ROWS * BYTES) + 16 * chunk;
+      copy_async(to + 16 * swizzled(chunk), k < w.cols ? from : w.codes, k < w.cols ? 16 : 0);
+    }
+  }
+
+  __device__ __forceinline__ static f32 element(const u8* from, u32 k, u32 r) {
+    const u32 at = (k * TILE_ROWS + r) * BYTES;
+    const u8* p = from + 16 * swizzled(at / 16) + at % 16;
+    return dense_value<C>(BYTES == 4 ? *(const u32*)p : BYTES == 2 ? *(const u16*)p : *p);
+  }
+
+  __device__ __forceinline__ static void fragments(u32 (&a)[2][4], const u8* from, const Planes& w, u32 tile, u32 g) {
+    const u32 r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const f32 scale = block_scale<C>(w, tile, g * GROUP) * SCALE;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int pair = 0; pair < 2; pair++) {
+          const u32 k = 16 * h + 4 * t + 2 * pair;
+          a[h][2 * pair + i] = bits_of(clamped(element(from, k, r + 8 * i) * scale, element(from, k + 1, r + 8 * i) * scale));
+        }
+  }
+};
+
+// Shared memory of a block, in one piece: activations (STAGES, N, 64 bytes), then dense weights (STAGES, warps, 2).
+template <int C, int NT> constexpr u32 gemm_shared_bytes() {
+  return STAGES * (8 * NT * 64 + 8 * Weights<C>::STAGE_BYTES);
+}
+
+// Where the activation rows of a block lie: row i of N at `rows[i]`, or zeros where `i >= n`.
+struct Gather {
+  const u16* x;  // f16 rows in fragment order
+  u64 pitch;     // elements
+  const u32* rows; // null: rows first, first+1..
+  u32 first, n;
+
+  __device__ __forceinline__ u32 row(u32 i) const { return rows ? __ldg(rows + first + i) : first + i; }
+};
+
+// acc[tile][nt]: sums of the warp's two tiles, of `w[0]`'s tile[0] and `w[1]`'s tile[1], against N rows. Tiles past the
+// matrix are the caller's to leave out when it writes; their weights are read from the last tile.
+template <int C, int NT>
+__device__ __forceinline__ void gemm(const Planes& w0, const Planes& w1, u32 tile0, u32 tile1, const Gather& x, u8* shared,
+                                     f32 (&acc)[2][NT][4]) {
+  constexpr int N = 8 * NT, X_BYTES = N * 64;
+  constexpr bool IS_DENSE = codec_row(C).part == DENSE;
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
+  const u32 groups = (w0.cols + GROUP - 1) / GROUP;
+  u8* const dense_at = shared + STAGES * X_BYTES + warp * 2 * Weights<C>::STAGE_BYTES;
+  constexpr u32 DENSE_STEP = 8 * Weights<C>::STAGE_BYTES;
+  tile0 = min(tile0, w0.tiles - 1), tile1 = min(tile1, w1.tiles - 1);
+
+  // Each thread copies the same 16 bytes of a few rows in every stage.
+  constexpr int COPIES = (N * 4 + 127) / 128;
+  const u16* from[COPIES];
+  u32 bytes[COPIES];
+#pragma unroll
+  for (int c = 0; c < COPIES; c++) {
+    const u32 i = threadIdx.x / 4 + 32 * c;
+    bytes[c] = i < x.n ? 16 : 0;
+    from[c] = x.x + (i < x.n ? x.row(i) : 0) * x.pitch + 8 * (threadIdx.x % 4);
+  }
+  auto stage = [&](u32 g) {
+    if (g < groups) {
+      u8* to = shared + g % STAGES * X_BYTES + 16 * threadIdx.x;
+#pragma unroll
+      for (int c = 0; c < COPIES; c++)
+        if (N * 4 >= 128 * (c + 1) || threadIdx.x < N * 4) copy_async(to + 2048 * c, from[c] + (u64)g * 32, bytes[c]);
+      if constexpr (IS_DENSE) {
+        Weights<C>::stage(dense_at + g % STAGES * DENSE_STEP, w0, tile0, g);
+        Weights<C>::stage(dense_at + g % STAGES * DENSE_STEP + Weights<C>::STAGE_BYTES, w1, tile1, g);
+      }
+    }
+    copy_commit();
+  };
+
+  Weights<C> ahead[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) acc[i][nt][c] = 0.f;
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) stage(s);
+  if constexpr (!IS_DENSE) ahead[0].fetch(w0, tile0, 0), ahead[1].fetch(w1, tile1, 0);
+
+#pragma unroll 1
+  for (u32 g = 0; g < groups; g++) {
+    copy_wait<STAGES - 2>();
+    __syncthreads();
+    stage(g + STAGES - 1);
+    u32 a[2][2][4];
+    if constexpr (IS_DENSE) {
+      const u8* at = dense_at + g % STAGES * DENSE_STEP;
+      __syncwarp();
+      Weights<C>::fragments(a[0], at, w0, tile0, g);
+      Weights<C>::fragments(a[1], at + Weights<C>::STAGE_BYTES, w1, tile1, g);
+    } else {
+      ahead[0].fragments(a[0]);
+      ahead[1].fragments(a[1]);
+      const u32 next = min(g + 1, groups - 1);
+      ahead[0].fetch(w0, tile0, next), ahead[1].fetch(w1, tile1, next);
+    }
+    const uint4* b = (const uint4*)(shared + g % STAGES * X_BYTES) + 4 * r + t;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+      const uint4 v = b[32 * nt];
+      mma(acc[0][nt], a[0][0], v.x, v.y);
+      mma(acc[1][nt], a[1][0], v.x, v.y);
+      mma(acc[0][nt], a[0][1], v.z, v.w);
+      mma(acc[1][nt], a[1][1], v.z, v.w);
+    }
+  }
+}
+
+__device__ __forceinline__ f32 silu(f32 x) { return x / (1.f + expf(-x)); }
+
+// Calls f(tile row, n, i, nt, c) for each of a lane's sums: i of acc[][nt][..] is the tile, c the place.
+#define EACH_SUM(NT)                         \
+  _Pragma("unroll") for (int nt = 0; nt < NT; nt++) _Pragma("unroll") for (int c = 0; c < 4; c++)

@@ -1,0 +1,89 @@
+// Products with few activation rows: y = W x, or silu(G x) * (U x), for one codec (-DCODEC=CODEC_..).
+//
+// Bytes: the matrix once for every B rows; activations 2.5 bytes (quantized) or 4 a column and block, from L1 and L2.
+// Lane operations a weight: gemv.cuh's head. A block of `product` has one tile, its 4 warps every fourth step of the
+// columns; a block of `swiglu` has two tiles of both matrices, so that its 32 outputs are one quantization group.
+#include "gemv.cuh"
+
+struct ProductParams {
+  Matrix w;
+  const f32* x;
+  const QGroup* q;
+  f32* y;
+  u64 w_step, x_step, q_step, y_step; // a head: bytes, elements, groups, elements
+  u64 x_row, q_row, y_row;            // a row: elements, groups, elements
+  u32 rows, add;
+};
+static_assert(sizeof(ProductParams) == 152, "launch/gemv.rs");
+
+#define WARPS 4
+
+template <int B, bool EXACT> __device__ __forceinline__ void product(const ProductParams& p) {
+  __shared__ f32 sums[WARPS][B][TILE_ROWS];
+  const u32 tile = blockIdx.x, head = blockIdx.y, first = blockIdx.z * B, warp = threadIdx.x / 32;
+  const Planes w(p.w, p.w.base + head * p.w_step);
+  const XRows x = {p.x + head * p.x_step, p.x_row, p.q + head * p.q_step, p.q_row};
+  u32 row[B];
+#pragma unroll
+  for (int b = 0; b < B; b++) row[b] = min(first + b, p.rows - 1);
+  Dot<CODEC, B, EXACT> dot;
+  dot.clear();
+  const u32 steps = dot.steps(w);
+#pragma unroll(B == 1 ? 2 : 1)
+  for (u32 s = warp; s < steps; s += WARPS) dot.step(w, tile, s, x, row, 1.f);
+  dot.reduce(sums[warp]);
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < B * TILE_ROWS; i += 32 * WARPS) {
+    const u32 b = i / TILE_ROWS, r = i % TILE_ROWS, out = tile * TILE_ROWS + r;
+    if (first + b >= p.rows || out >= w.rows) continue;
+    f32 sum = sums[0][b][r];
+#pragma unroll
+    for (int s = 1; s < WARPS; s++) sum += sums[s][b][r];
+    f32* y = p.y + head * p.y_step + (first + b) * p.y_row + out;
+    *y = p.add ? *y + sum : sum;
+  }
+}
+
+// BLOCKS to an SM give the compiler its registers: left to itself it spills a few bytes to gain a block.
+#define PRODUCT(name, B, EXACT, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) name(const __grid_constant__ ProductParams p) { product<B, EXACT>(p); }
+
+PRODUCT(gemv_r1, 1, false, 4)
+PRODUCT(gemv_r2, 2, false, 4)
+PRODUCT(gemv_r4, 4, false, 3)
+PRODUCT(gemv_r8, 8, false, 2)
+PRODUCT(gemv_exact, 4, true, 2)
+
+struct SwigluParams {
+  Matrix gate, up;
+  const f32* x;
+  const QGroup* q;
+  f32* act;
+  QGroup* act_q; // null: not wanted
+  u64 x_row, q_row;
+  u32 rows, pad;
+};
+static_assert(sizeof(SwigluParams) == 184, "launch/gemv.rs");
+
+#include "swiglu.cuh"
+
+template <int B, bool EXACT> __device__ __forceinline__ void swiglu_rows(const SwigluParams& p) {
+  const u32 first = blockIdx.y * B;
+  const XRows x = {p.x, p.x_row, p.q, p.q_row};
+  const Planes gate(p.gate, p.gate.base), up(p.up, p.up.base);
+  u32 row[B];
+#pragma unroll
+  for (int b = 0; b < B; b++) row[b] = min(first + b, p.rows - 1);
+  const u64 q_row = gate.rows / GROUP;
+  swiglu<B, EXACT>(gate, up, x, row, min((u32)B, p.rows - first), p.act + first * (u64)gate.rows,
+                   p.act_q ? p.act_q + first * q_row : nullptr);
+}
+
+#define SWIGLU(name, B, EXACT, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(const __grid_constant__ SwigluParams p) { swiglu_rows<B, EXACT>(p); }
+
+SWIGLU(swiglu_r1, 1, false, 2)
+SWIGLU(swiglu_r2, 2, false, 2)
+SWIGLU(swiglu_r4, 4, false, 1)
+SWIGLU(swiglu_r8, 8, false, 1)
+SWIGLU(swiglu_exact, 4, true, 1)

@@ -1,0 +1,151 @@
+//! Matrix products of many rows, on the tensor cores.
+
+use super::gemv::{Product, Swiglu, unit};
+use super::quantize::{self, Halves, Source};
+use crate::backend::cuda::params::{MatrixParams, Params};
+use crate::backend::cuda::{Gpu, Grid, Ptr};
+use crate::format::Codec;
+use crate::format::layout::{GROUP, TILE_ROWS, tiles};
+use crate::units::Result;
+
+/// Activation rows of a block, and the ending of the kernels' names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockRows(usize);
+
+impl BlockRows {
+    /// For `rows` activation rows that meet one matrix.
+    pub fn of(rows: usize) -> BlockRows {
+        BlockRows(if rows <= 24 { 16 } else { 64 })
+    }
+
+    /// Rows.
+    pub fn rows(self) -> usize {
+        self.0
+    }
+
+    /// Of two names that end in n16 and n64.
+    fn name(self, names: [&'static str; 2]) -> &'static str {
+        names[usize::from(self.0 == 64)]
+    }
+
+    /// Shared memory of a block (`gemm_shared_bytes` of `kernels/gemm.cuh`): four stages of activations, and of dense
+    /// weights two tiles for each of four warps.
+    fn shared_bytes(self, codec: Codec) -> u32 {
+        let dense = if codec.is_dense() { GROUP * TILE_ROWS * codec.info().block_bytes } else { 0 };
+        (4 * (self.0 * 64 + 8 * dense)) as u32
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GemmParams {
+    w: MatrixParams,
+    x: Ptr,
+    factor: Ptr,
+    y: Ptr,
+    w_step: u64,
+    x_step: u64,
+    factor_step: u64,
+    y_step: u64,
+    y_row: u64,
+    pitch: u32,
+    rows: u32,
+    add: u32,
+    pad: u32,
+}
+const _: () = assert!(size_of::<GemmParams>() == 144);
+// SAFETY: repr(C) without hidden padding; GemmParams of kernels/gemm.cu.
+unsafe impl Params for GemmParams {}
+
+/// Puts a product on the stream.
+pub(super) fn product(gpu: &Gpu, p: &Product) -> Result<()> {
+    let cols = p.w.cols as usize;
+    let heads = if p.x_step == 0 { 1 } else { p.heads };
+    assert!(p.scratch_bytes >= Halves::bytes(p.rows * heads, cols), "scratch is short");
+    let from = Source { x: p.x.f32, rows: p.rows, heads, cols, step: p.x_step, row: p.x.f32_stride };
+    let (x, _) = quantize::halves(gpu, &from, p.scratch)?;
+    let shared = if heads == 1 { 0 } else { p.rows };
+    let params = GemmParams {
+        w: p.w,
+        x: x.x,
+        factor: x.factor,
+        y: p.y,
+        w_step: p.w_step,
+        x_step: (shared * x.pitch) as u64,
+        factor_step: shared as u64,
+        y_step: p.y_step as u64,
+        y_row: p.y_stride as u64,
+        pitch: x.pitch as u32,
+        rows: p.rows as u32,
+        add: u32::from(p.add),
+        pad: 0,
+    };
+    let block = BlockRows::of(p.rows);
+    let tiles = tiles(p.w.rows as usize);
+    let blocks = [tiles.div_ceil(8) as u32, p.rows.div_ceil(block.rows()) as u32, p.heads as u32];
+    let grid = Grid { blocks, threads: 128, shared_bytes: block.shared_bytes(p.w.codec()) };
+    gpu.launch(unit("gemm", p.w.codec()), block.name(["gemm_n16", "gemm_n64"]), grid, &params)
+}
+
+/// What the grouped kernels take.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct GroupedParams {
+    pub a: MatrixParams,
+    pub b: MatrixParams,
+    pub table: Ptr,
+    pub starts: Ptr,
+    pub blocks: Ptr,
+    pub gather: Ptr,
+    pub x: Ptr,
+    pub factor: Ptr,
+    pub y: Ptr,
+    pub y_row: u64,
+    pub pitch: u32,
+    pub rows: u32,
+    pub first_tile: u32,
+    pub end_tile: u32,
+}
+const _: () = assert!(size_of::<GroupedParams>() == 208);
+// SAFETY: repr(C) without hidden padding; GroupedParams of kernels/gemm.cu.
+unsafe impl Params for GroupedParams {}
+
+/// Launches gate and up over `n_blocks` blocks of rows or slots.
+pub(super) fn gate_up(gpu: &Gpu, p: &GroupedParams, block: BlockRows, n_blocks: usize) -> Result<()> {
+    let blocks = [(p.end_tile - p.first_tile).div_ceil(4), n_blocks as u32, 1];
+    let grid = Grid { blocks, threads: 128, shared_bytes: block.shared_bytes(p.a.codec()) };
+    gpu.launch(unit("gemm", p.a.codec()), block.name(["gate_up_n16", "gate_up_n64"]), grid, p)
+}
+
+/// Launches down over `n_blocks` blocks of slots, for the tiles that the parameters name.
+pub(super) fn down(gpu: &Gpu, p: &GroupedParams, block: BlockRows, n_blocks: usize) -> Result<()> {
+    let blocks = [(p.end_tile - p.first_tile).div_ceil(8), n_blocks as u32, 1];
+    let grid = Grid { blocks, threads: 128, shared_bytes: block.shared_bytes(p.a.codec()) };
+    gpu.launch(unit("gemm", p.a.codec()), block.name(["down_n16", "down_n64"]), grid, p)
+}
+
+/// A dense SwiGLU's first half, f32 results.
+pub(super) fn swiglu(gpu: &Gpu, s: &Swiglu) -> Result<()> {
+    let (width, cols) = (s.gate.rows as usize, s.gate.cols as usize);
+    assert!(s.scratch_bytes >= Halves::bytes(s.rows, cols), "scratch is short");
+    let from = Source { x: s.x.f32, rows: s.rows, heads: 1, cols, step: 0, row: s.x.f32_stride };
+    let (x, _) = quantize::halves(gpu, &from, s.scratch)?;
+    let params = GroupedParams {
+        a: s.gate,
+        b: s.up,
+        table: Ptr::NULL,
+        starts: Ptr::NULL,
+        blocks: Ptr::NULL,
+        gather: Ptr::NULL,
+        x: x.x,
+        factor: x.factor,
+        y: s.act,
+        y_row: width as u64,
+        pitch: x.pitch as u32,
+        rows: s.rows as u32,
+        first_tile: 0,
+        end_tile: tiles(width) as u32,
+    };
+    let block = BlockRows::of(s.rows);
+    gate_up(gpu, &params, block, s.rows.div_ceil(block.rows()))
+}
