@@ -12,10 +12,25 @@ pub struct KernelFile {
 }
 
 /// What kernels may include.
-pub const HEADERS: &[(&str, &str)] = &[("params.h", include_str!("../../../kernels/params.h"))];
+pub const HEADERS: &[(&str, &str)] = &[
+    ("params.h", include_str!("../../../kernels/params.h")),
+    ("codec.cuh", include_str!("../../../kernels/codec.cuh")),
+    ("quantize.cuh", include_str!("../../../kernels/quantize.cuh")),
+    ("halves.cuh", include_str!("../../../kernels/halves.cuh")),
+    ("gemv.cuh", include_str!("../../../kernels/gemv.cuh")),
+    ("swiglu.cuh", include_str!("../../../kernels/swiglu.cuh")),
+    ("gemm.cuh", include_str!("../../../kernels/gemm.cuh")),
+];
 
 /// All files.
-pub const FILES: &[KernelFile] = &[];
+pub const FILES: &[KernelFile] = &[
+    KernelFile { name: "quantize", source: include_str!("../../../kernels/quantize.cu"), variants: &[""] },
+    KernelFile { name: "embed", source: include_str!("../../../kernels/embed.cu"), variants: BY_CODEC },
+    KernelFile { name: "gemv", source: include_str!("../../../kernels/gemv.cu"), variants: BY_CODEC },
+    KernelFile { name: "expert", source: include_str!("../../../kernels/expert.cu"), variants: BY_CODEC },
+    KernelFile { name: "gemm", source: include_str!("../../../kernels/gemm.cu"), variants: BY_CODEC },
+    KernelFile { name: "group", source: include_str!("../../../kernels/group.cu"), variants: &[""] },
+];
 
 /// One variant for each codec, for files that are compiled for the codecs that a model has.
 pub const BY_CODEC: &[&str] = &[

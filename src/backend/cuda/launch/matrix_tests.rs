@@ -263,7 +263,9 @@ fn heads_and_sums_onto_what_is_there() {
     let Some(gpu) = gpu() else { return };
     let mut random = Random(4);
     let (heads, rows, cols) = (3, 48, 128);
-    for (codec, shared) in [(Codec::Q8_0, false), (Codec::F16, true), (Codec::Q4_0, true), (Codec::F32, false)] {
+    for (codec, shared) in
+        [(Codec::Q8_0, false), (Codec::F16, true), (Codec::Q4_0, true), (Codec::F32, false)]
+    {
         let matrices: Vec<_> = (0..heads).map(|_| both(&gpu, codec, rows, cols, &mut random)).collect();
         let step = matrices[0].cpu.bytes.len();
         let all: Vec<u8> = matrices.iter().flat_map(|m| m.cpu.bytes.to_vec()).collect();
@@ -307,7 +309,9 @@ fn silu(x: f64) -> f64 {
 /// `silu(gate x) * (up x)` and what its rounding errors are measured in.
 fn swiglu_of(gate: &Both, up: &Both, x: &[f32]) -> Vec<(f64, f64)> {
     let pairs = gate.times(x).into_iter().zip(up.times(x));
-    pairs.map(|((g, gs), (u, us))| (silu(g) * u, silu(g).abs() * us + 1.1 * gs * u.abs() + gs * us * 1e-3)).collect()
+    pairs
+        .map(|((g, gs), (u, us))| (silu(g) * u, silu(g).abs() * us + 1.1 * gs * u.abs() + gs * us * 1e-3))
+        .collect()
 }
 
 #[test]
@@ -323,7 +327,9 @@ fn swiglu_in_all_its_forms() {
     ];
     for (a, b, width, cols) in table {
         let (gate, up) = (both(&gpu, a, width, cols, &mut random), both(&gpu, b, width, cols, &mut random));
-        for (rows, exact) in [(1, false), (2, false), (3, false), (8, false), (1, true), (6, true), (20, false), (67, false)] {
+        for (rows, exact) in
+            [(1, false), (2, false), (3, false), (8, false), (1, true), (6, true), (20, false), (67, false)]
+        {
             let x: Vec<f32> = random.rows(rows * cols).iter().map(|v| v * 0.2).collect();
             let acts = upload(&gpu, &x, cols);
             let act = gpu.room(rows * width * 4);
@@ -400,7 +406,15 @@ fn picks(rows: usize, e: &Experts, random: &mut Random) -> Vec<PickParams> {
 }
 
 /// Runs the experts on the GPU; returns the residual.
-fn run_layer(gpu: &Gpu, l: &Layer, x: &[f32], picked: &[PickParams], residual: &[f32], exact: bool, scratch: usize) -> Vec<f32> {
+fn run_layer(
+    gpu: &Gpu,
+    l: &Layer,
+    x: &[f32],
+    picked: &[PickParams],
+    residual: &[f32],
+    exact: bool,
+    scratch: usize,
+) -> Vec<f32> {
     let (hidden, width) = (l.gpu.gate.cols as usize, l.gpu.gate.rows as usize);
     let (rows, n) = (x.len() / hidden, picked.len());
     let acts = upload(gpu, x, hidden);
@@ -408,7 +422,8 @@ fn run_layer(gpu: &Gpu, l: &Layer, x: &[f32], picked: &[PickParams], residual: &
     let (picks, out) = (gpu.upload(&flat), gpu.upload(residual));
     let memory = gpu.room(Grouped::bytes(n, l.gpu.n_experts));
     let grouped = Grouped::at(memory.ptr(), n, l.gpu.n_experts);
-    let (act, act_q) = (gpu.room(n * width * 4), gpu.room(n * quantize::row_bytes(width.next_multiple_of(32))));
+    let (act, act_q) =
+        (gpu.room(n * width * 4), gpu.room(n * quantize::row_bytes(width.next_multiple_of(32))));
     let scratch = gpu.room(scratch);
     let step = Step {
         rows,
@@ -472,7 +487,9 @@ fn experts_few_many_and_exact() {
     ];
     for (codecs, width, hidden) in table {
         let l = layer(&gpu, codecs, width, hidden, &mut random);
-        for (rows, exact) in [(1, false), (5, false), (8, false), (3, true), (12, true), (9, false), (40, false), (300, false)] {
+        for (rows, exact) in
+            [(1, false), (5, false), (8, false), (3, true), (12, true), (9, false), (40, false), (300, false)]
+        {
             let x: Vec<f32> = random.rows(rows * hidden).iter().map(|v| v * 0.3).collect();
             let residual = random.rows(rows * hidden);
             let picked = picks(rows, &l.gpu, &mut random);
@@ -529,3 +546,6 @@ fn embedding_rows_are_the_cpus_bits() {
         }
     }
 }
+
+#[path = "matrix_speed.rs"]
+mod speed;
