@@ -76,5 +76,9 @@ template <bool EXACT> __device__ __forceinline__ void down(const DownParams& p) 
   p.x[row * p.x_row + out] += sum;
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) expert_down(const __grid_constant__ DownParams p) { down<false>(p); }
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) expert_down_exact(const __grid_constant__ DownParams p) { down<true>(p); }
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) expert_down(const __grid_constant__ DownParams p) {
+  down<false>(p);
+}
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) expert_down_exact(const __grid_constant__ DownParams p) {
+  down<true>(p);
+}

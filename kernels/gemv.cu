@@ -46,7 +46,9 @@ template <int B, bool EXACT> __device__ __forceinline__ void product(const Produ
 
 // BLOCKS to an SM give the compiler its registers: left to itself it spills a few bytes to gain a block.
 #define PRODUCT(name, B, EXACT, BLOCKS) \
-  extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) name(const __grid_constant__ ProductParams p) { product<B, EXACT>(p); }
+  extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) name(const __grid_constant__ ProductParams p) { \
+    product<B, EXACT>(p);                                                                \
+  }
 
 PRODUCT(gemv_r1, 1, false, 4)
 PRODUCT(gemv_r2, 2, false, 4)
@@ -80,7 +82,9 @@ template <int B, bool EXACT> __device__ __forceinline__ void swiglu_rows(const S
 }
 
 #define SWIGLU(name, B, EXACT, BLOCKS) \
-  extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(const __grid_constant__ SwigluParams p) { swiglu_rows<B, EXACT>(p); }
+  extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(const __grid_constant__ SwigluParams p) { \
+    swiglu_rows<B, EXACT>(p);                                                    \
+  }
 
 SWIGLU(swiglu_r1, 1, false, 2)
 SWIGLU(swiglu_r2, 2, false, 2)

@@ -37,8 +37,9 @@ template <int C, int B, bool EXACT> struct Dot {
 
   __device__ __forceinline__ static u32 steps(const Planes& w) { return (w.cols + COLS - 1) / COLS; }
 
-  // Adds factor * (this step's columns). `last[b]` is the row of x that b stands for.
-  __device__ __forceinline__ void step(const Planes& w, u32 tile, u32 step, const XRows& x, const u32 (&row)[B], f32 factor) {
+  // Adds factor * (this step's columns). `row[b]` is the row of x that b stands for.
+  __device__ __forceinline__ void step(const Planes& w, u32 tile, u32 step, const XRows& x,
+                                       const u32 (&row)[B], f32 factor) {
     if constexpr (DENSE_CODEC) {
       dense(w, tile, step, x, row, factor);
     } else if constexpr (EXACT) {
@@ -49,7 +50,8 @@ template <int C, int B, bool EXACT> struct Dot {
   }
 
   // Codes against quantized activations, in integers up to the group's sum.
-  __device__ __forceinline__ void quantized(const Planes& w, u32 tile, u32 step, const XRows& x, const u32 (&row)[B], f32 factor) {
+  __device__ __forceinline__ void quantized(const Planes& w, u32 tile, u32 step, const XRows& x,
+                                            const u32 (&row)[B], f32 factor) {
     const u32 lane = threadIdx.x % 32, q = lane % 4, g = step * 8 + lane / 4;
     if (g >= w.groups) return;
     Quad<C> codes;
@@ -97,7 +99,8 @@ template <int C, int B, bool EXACT> struct Dot {
   }
 
   // Weights as f32 against f32 activations.
-  __device__ __forceinline__ void exact(const Planes& w, u32 tile, u32 step, const XRows& x, const u32 (&row)[B], f32 factor) {
+  __device__ __forceinline__ void exact(const Planes& w, u32 tile, u32 step, const XRows& x,
+                                        const u32 (&row)[B], f32 factor) {
     const u32 lane = threadIdx.x % 32, q = lane % 4, g = step * 8 + lane / 4;
     if (g >= w.groups) return;
     Quad<C> codes;
@@ -129,7 +132,8 @@ template <int C, int B, bool EXACT> struct Dot {
   }
 
   // Elements against f32 activations: lane pairs take the two halves of a column.
-  __device__ __forceinline__ void dense(const Planes& w, u32 tile, u32 step, const XRows& x, const u32 (&row)[B], f32 factor) {
+  __device__ __forceinline__ void dense(const Planes& w, u32 tile, u32 step, const XRows& x,
+                                        const u32 (&row)[B], f32 factor) {
     const u32 lane = threadIdx.x % 32, half = lane % 2;
     constexpr int BYTES = dense_bytes(C);
 #pragma unroll

@@ -97,7 +97,8 @@ fn expert_speed(gpu: &Gpu, codec: Codec) {
         let down = us(&mut |i| expert::down(gpu, &e, &step(i), out.ptr()).unwrap());
         let tflops = 2e-6 * (3 * n * width * hidden) as f64 / (gate_up + down);
         println!(
-            "{:6} experts x {rows}: group {group:.1}, gate-up {gate_up:.1}, down {down:.1} us; {:.0} GB/s by picks, {tflops:.1} TFLOP/s",
+            "{:6} experts x {rows}: group {group:.1}, gate-up {gate_up:.1}, down {down:.1} us; \
+             {:.0} GB/s by picks, {tflops:.1} TFLOP/s",
             codec.name(),
             n as f64 * bytes / (gate_up + down) / 1e3
         );

@@ -396,7 +396,7 @@ fn picks(rows: usize, e: &Experts, random: &mut Random) -> Vec<PickParams> {
         let first = out.len();
         while out.len() < first + e.n_picked {
             let n = random.bits() as usize % (e.n_experts - 1);
-            let expert = (if random.bits() % 2 == 0 { n % 4 } else { n }) as u32;
+            let expert = (if random.bits().is_multiple_of(2) { n % 4 } else { n }) as u32;
             if out[first..].iter().all(|p| p.expert != expert) {
                 out.push(PickParams { expert, weight: random.unit() });
             }
@@ -456,9 +456,9 @@ fn check_grouped(gpu: &Gpu, g: &Grouped, picked: &[PickParams], n_experts: usize
         assert_eq!((slot_of[i] as usize, slot_row[slot] as usize), (slot, i / n_picked));
     }
     let mut want = Vec::new();
-    for e in 0..n_experts {
+    for (e, start) in starts[..n_experts].iter().enumerate() {
         let before = picked.iter().filter(|p| (p.expert as usize) < e).count() as u32;
-        assert_eq!(starts[e], before);
+        assert_eq!(*start, before);
         let end = picked.iter().filter(|p| p.expert as usize <= e).count() as u32;
         want.extend((before..end).step_by(g.block.rows()).map(|at| [e as u32, at]));
     }
