@@ -112,7 +112,7 @@ impl From<Mask> for MaskParams {
 
 /// One routed pick.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct PickParams {
     /// The expert.
     pub expert: u32,

@@ -20,6 +20,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("gemv.cuh", include_str!("../../../kernels/gemv.cuh")),
     ("swiglu.cuh", include_str!("../../../kernels/swiglu.cuh")),
     ("gemm.cuh", include_str!("../../../kernels/gemm.cuh")),
+    ("attend.cuh", include_str!("../../../kernels/attend.cuh")),
 ];
 
 /// All files.
@@ -30,6 +31,26 @@ pub const FILES: &[KernelFile] = &[
     KernelFile { name: "expert", source: include_str!("../../../kernels/expert.cu"), variants: BY_CODEC },
     KernelFile { name: "gemm", source: include_str!("../../../kernels/gemm.cu"), variants: BY_CODEC },
     KernelFile { name: "group", source: include_str!("../../../kernels/group.cu"), variants: &[""] },
+    KernelFile { name: "norm", source: include_str!("../../../kernels/norm.cu"), variants: &[""] },
+    KernelFile {
+        name: "rope",
+        source: include_str!("../../../kernels/rope.cu"),
+        variants: &["KV=KV_F32", "KV=KV_F16"],
+    },
+    KernelFile {
+        name: "attend",
+        source: include_str!("../../../kernels/attend.cu"),
+        variants: &["ATTEND=161", "ATTEND=162", "ATTEND=164", "ATTEND=321", "ATTEND=322", "ATTEND=324"],
+    },
+    KernelFile {
+        name: "flash",
+        source: include_str!("../../../kernels/flash.cu"),
+        variants: &["HEAD=64", "HEAD=128", "HEAD=192", "HEAD=256"],
+    },
+    KernelFile { name: "mla", source: include_str!("../../../kernels/mla.cu"), variants: &[""] },
+    KernelFile { name: "router", source: include_str!("../../../kernels/router.cu"), variants: &[""] },
+    KernelFile { name: "silu", source: include_str!("../../../kernels/silu.cu"), variants: &[""] },
+    KernelFile { name: "sample", source: include_str!("../../../kernels/sample.cu"), variants: &[""] },
 ];
 
 /// One variant for each codec, for files that are compiled for the codecs that a model has.

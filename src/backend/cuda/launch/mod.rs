@@ -1,8 +1,21 @@
 //! One launch wrapper for each kernel: the only places that know a kernel's name, grid and parameters. All put work on the
 //! GPU's one stream and return at once.
 
+pub mod act;
+pub mod attend;
 pub mod embed;
 pub mod expert;
+pub mod flash;
 pub mod gemm;
 pub mod gemv;
+pub mod mla;
+pub mod norm;
 pub mod quantize;
+pub mod rope;
+pub mod router;
+pub mod sample;
+
+#[cfg(test)]
+mod attention_tests;
+#[cfg(test)]
+mod row_tests;

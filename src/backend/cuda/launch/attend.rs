@@ -1,0 +1,216 @@
+//! Attention over pages, `kernels/attend.cu`: rows that each stand for themselves (decode), and with [`Attend::whole`] any
+//! rows at all. Grouped-query attention and absorbed latent attention are the same kernel.
+
+use crate::backend::KvType;
+use crate::backend::cuda::params::{MaskParams, Params, RowMap};
+use crate::backend::cuda::{Gpu, Grid, Ptr, Unit};
+use crate::units::{Error, Result};
+
+/// Threads of a block, as in the kernel.
+const THREADS: u32 = 128;
+/// Most segments of a row, as in the kernel.
+const SEGMENTS_MAX: usize = 64;
+/// Most shared memory of a block, static and dynamic: what every target of ours has.
+pub const SHARED_BYTES_MAX: u32 = 101_376;
+/// Shared memory that needs no asking.
+const SHARED_BYTES_FREE: u32 = 48 << 10;
+/// Cached rows of a page.
+const PAGE: u32 = crate::kv::PAGE_TOKENS as u32;
+
+/// What a layer's rows see, and where it lies in their pages.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Positions and block tables of the rows.
+    pub rows: RowMap,
+    /// Bytes of a page before the layer's part.
+    pub layer_offset: u64,
+    /// The layer's mask.
+    pub mask: MaskParams,
+    /// Element type of the cache.
+    pub kv: KvType,
+}
+
+/// Heads and widths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads; 1 for absorbed latent attention.
+    pub kv_heads: usize,
+    /// Width of a query.
+    pub d: usize,
+    /// Width of a value.
+    pub dv: usize,
+    /// Values are the first `dv` elements of the keys: absorbed latent attention.
+    pub latent: bool,
+}
+
+impl Heads {
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// An error if the kernel has no room for these widths.
+    pub fn check(&self, kv: KvType) -> Result<()> {
+        if self.dv > 4 * THREADS as usize || self.shared_bytes(1, kv) > SHARED_BYTES_MAX {
+            let expected =
+                "keys and values whose page fits into 100 KB of shared memory, values up to 512 wide";
+            let found = format!("{} and {}", self.d, self.dv);
+            return Err(Error::bad("CUDA", "attention widths", expected, found));
+        }
+        Ok(())
+    }
+
+    /// Shared memory of a block of `n` query heads: queries, a page of keys and one of values, and what is declared in the
+    /// kernel: scores, sums, weights.
+    fn shared_bytes(&self, n: u32, kv: KvType) -> u32 {
+        n * (PAGE * 4 + 12 + SEGMENTS_MAX as u32 * 4) + 16 + self.dynamic_bytes(n, kv)
+    }
+
+    fn dynamic_bytes(&self, n: u32, kv: KvType) -> u32 {
+        let chunked = |width: usize| (width * kv.bytes()).next_multiple_of(64) as u32;
+        let stride = |width: usize| chunked(width) + if chunked(width).is_multiple_of(128) { 64 } else { 0 };
+        let values = if self.latent { 0 } else { stride(self.dv) };
+        n * chunked(self.d) / kv.bytes() as u32 * 4 + PAGE * (stride(self.d) + values)
+    }
+
+    /// Query heads of a block: all that share a key head if they are few; few of them when a step has few rows, so that
+    /// more multiprocessors have work. A head's result does not depend on it.
+    fn per_block(&self, rows: usize, kv: KvType) -> u32 {
+        let most = if rows <= 4 { 4 } else { 8 };
+        let mut n = self.group().next_power_of_two().min(most) as u32;
+        while n > 1 && self.shared_bytes(n, kv) > SHARED_BYTES_MAX {
+            n /= 2;
+        }
+        n
+    }
+}
+
+/// Device memory for the parts of split rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Parts {
+    /// [`Parts::bytes`] of it; the counters at its start are zero before the first launch and after each.
+    pub at: Ptr,
+    /// Rows that it has room for.
+    pub rows: usize,
+}
+
+impl Parts {
+    /// Bytes of the counters for `rows` rows: one a (row, block of heads).
+    pub fn counter_bytes(h: &Heads, rows: usize) -> usize {
+        (rows * h.heads * 4).next_multiple_of(256)
+    }
+
+    /// Bytes that `rows` rows need.
+    pub fn bytes(h: &Heads, rows: usize) -> usize {
+        Parts::counter_bytes(h, rows) + rows * h.heads * SEGMENTS_MAX * (2 + h.dv) * 4
+    }
+}
+
+/// One launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Attend {
+    /// The rows.
+    pub seen: Seen,
+    /// Heads and widths.
+    pub heads: Heads,
+    /// Rows.
+    pub n: usize,
+    /// `(n, heads, d)` f32.
+    pub q: Ptr,
+    /// Scores are multiplied by this.
+    pub scale: f32,
+    /// `(heads)` f32: a logit that has no value; null without.
+    pub sinks: Ptr,
+    /// `(n, heads, dv)` f32.
+    pub out: Ptr,
+    /// Room for the parts of rows that are split; without, a block goes through all pages of its row.
+    pub parts: Option<Parts>,
+    /// Block table entries of the longest row, or more: how many blocks are worth starting. No result depends on it.
+    pub entries: usize,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct AttendParams {
+    rows: RowMap,
+    layer_offset: u64,
+    q: Ptr,
+    out: Ptr,
+    sinks: Ptr,
+    parts: Ptr,
+    part_sums: Ptr,
+    done: Ptr,
+    mask: MaskParams,
+    scale: f32,
+    heads: u32,
+    kv_heads: u32,
+    d: u32,
+    dv: u32,
+    latent: u32,
+    segments: u32,
+    pages_min: u32,
+}
+const _: () = assert!(size_of::<AttendParams>() == 128);
+// SAFETY: repr(C) without padding; AttendParams of kernels/attend.cu.
+unsafe impl Params for AttendParams {}
+
+/// The module that has a kernel for these widths.
+pub fn unit(heads: &Heads, kv: KvType) -> Unit {
+    let columns = heads.dv.div_ceil(THREADS as usize).next_power_of_two();
+    let variant = match (kv, columns) {
+        (KvType::F16, 1) => "ATTEND=161",
+        (KvType::F16, 2) => "ATTEND=162",
+        (KvType::F16, _) => "ATTEND=164",
+        (KvType::F32, 1) => "ATTEND=321",
+        (KvType::F32, 2) => "ATTEND=322",
+        (KvType::F32, _) => "ATTEND=324",
+    };
+    Unit { file: "attend", variant }
+}
+
+/// Attends from `n` rows.
+pub fn attend(gpu: &Gpu, a: &Attend) -> Result<()> {
+    let (h, kv) = (&a.heads, a.seen.kv);
+    h.check(kv)?;
+    let each = h.per_block(a.n, kv);
+    let blocks_of_heads = h.kv_heads as u32 * (h.group() as u32).div_ceil(each);
+    let (mut done, mut sums, mut parts) = (Ptr::NULL, Ptr::NULL, Ptr::NULL);
+    if let Some(p) = a.parts {
+        assert!(a.n <= p.rows, "{} rows in room for {}", a.n, p.rows);
+        done = p.at;
+        sums = p.at.at(Parts::counter_bytes(h, p.rows) as u64);
+        parts = sums.f32s(p.rows * h.heads * SEGMENTS_MAX * 2);
+    }
+    let split = a.parts.is_some();
+    let params = AttendParams {
+        rows: a.seen.rows,
+        layer_offset: a.seen.layer_offset,
+        q: a.q,
+        out: a.out,
+        sinks: a.sinks,
+        parts,
+        part_sums: sums,
+        done,
+        mask: a.seen.mask,
+        scale: a.scale,
+        heads: h.heads as u32,
+        kv_heads: h.kv_heads as u32,
+        d: h.d as u32,
+        dv: h.dv as u32,
+        latent: h.latent.into(),
+        segments: if split { SEGMENTS_MAX as u32 } else { 0 },
+        // Latent pages are wide and all heads share them: one is work enough for a block.
+        pages_min: if h.latent { 1 } else { 2 },
+    };
+    let segments =
+        if split { a.entries.div_ceil(params.pages_min as usize).clamp(1, SEGMENTS_MAX) } else { 1 };
+    // The driver gives 48 KiB, static memory included, without asking; a launch that asks for more sets the limit itself.
+    let (all, mut shared_bytes) = (h.shared_bytes(each, kv), h.dynamic_bytes(each, kv));
+    if all > SHARED_BYTES_FREE && shared_bytes <= SHARED_BYTES_FREE {
+        shared_bytes = SHARED_BYTES_FREE + 16;
+    }
+    let grid =
+        Grid { blocks: [segments as u32, blocks_of_heads, a.n as u32], threads: THREADS, shared_bytes };
+    gpu.launch(unit(h, kv), &format!("attend_q{each}"), grid, &params)
+}

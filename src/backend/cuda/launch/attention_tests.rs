@@ -1,0 +1,486 @@
+//! Attention over pages against its definition in f64: every mask, page edges, batches, split and whole, and pages that hold
+//! NaN wherever nothing was written, so that a read past a row's positions shows.
+
+use super::attend::{Attend, Heads, Parts, Seen, attend};
+use super::flash::{Flash, Keys, flash, unit};
+use crate::backend::KvType;
+use crate::backend::cuda::params::RowMap;
+use crate::backend::cuda::testing::gpu;
+use crate::backend::cuda::{Buffer, Gpu, Ptr};
+use crate::format::f16;
+use crate::kv::{PAGE_TOKENS, Placement, pages_for};
+use crate::model::Mask;
+
+/// Values in -1..1, the same for a seed.
+pub fn random(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Bytes of a page before the layer under test: another layer's.
+const LAYER_OFFSET: usize = 4096;
+
+/// Rows, each a sequence of its own (or all of one), with pages scattered over memory.
+pub struct Cached {
+    /// Position of each row.
+    pub positions: Vec<usize>,
+    /// What kernels are given.
+    pub seen: Seen,
+    mask: Mask,
+    /// Bytes of the pages as the host wrote them, and where each sequence's pages are.
+    bytes: Vec<u8>,
+    page_bytes: usize,
+    tables: Vec<Vec<usize>>,
+    pages: Buffer,
+    _row_map: [Buffer; 3],
+}
+
+impl Cached {
+    /// Pages for keys and values of these widths (a position's rows of all heads), every byte 0xff: NaN in both types.
+    pub fn new(
+        gpu: &Gpu,
+        kv: KvType,
+        mask: Mask,
+        positions: &[usize],
+        key: usize,
+        value: usize,
+        one_sequence: bool,
+    ) -> Cached {
+        let page_bytes = (LAYER_OFFSET + PAGE_TOKENS * (key + value) * kv.bytes()).next_multiple_of(256);
+        let longest = positions.iter().max().unwrap() + 1;
+        let mut tables: Vec<Vec<usize>> = Vec::new();
+        let mut n_pages = 0;
+        for &p in if one_sequence { std::slice::from_ref(&longest) } else { positions } {
+            // Without cached rows (a test of angles) no page is read.
+            let need = if key == 0 { 1 } else { pages_for(p + 1, mask.stride()) };
+            tables.push((n_pages..n_pages + need).collect());
+            n_pages += need;
+        }
+        // A fixed permutation: the page after this one in a table is never the next in memory.
+        let step = (n_pages / 2 + 1..).find(|s| gcd(*s, n_pages.max(1)) == 1).unwrap();
+        tables.iter_mut().flatten().for_each(|p| *p = *p * step % n_pages);
+        let bytes = vec![0xff; n_pages * page_bytes];
+        let pages = gpu.upload(&bytes);
+        let addresses: Vec<u64> =
+            tables.iter().flatten().map(|p| pages.ptr().0 + (p * page_bytes) as u64).collect();
+        let mut starts: Vec<u32> =
+            tables.iter().scan(0, |at, t| Some(std::mem::replace(at, *at + t.len() as u32))).collect();
+        if one_sequence {
+            starts = vec![0; positions.len()];
+        }
+        let at: Vec<u32> = positions.iter().map(|&p| p as u32).collect();
+        let row_map = [gpu.upload(&at), gpu.upload(&starts), gpu.upload(&addresses)];
+        let rows = RowMap { position: row_map[0].ptr(), table: row_map[1].ptr(), pages: row_map[2].ptr() };
+        let seen = Seen { rows, layer_offset: LAYER_OFFSET as u64, mask: mask.into(), kv };
+        let positions = positions.to_vec();
+        Cached { positions, seen, mask, bytes, page_bytes, tables, pages, _row_map: row_map }
+    }
+
+    fn table(&self, row: usize) -> &[usize] {
+        self.tables.get(row).unwrap_or(&self.tables[0])
+    }
+
+    /// Byte offset of a row of a page: head `h` of the keys, or of the values after them.
+    fn at(
+        &self,
+        row: usize,
+        position: usize,
+        heads: usize,
+        d: usize,
+        dv: usize,
+        h: usize,
+        value: bool,
+    ) -> usize {
+        let (index, slot) = Placement { stride: self.mask.stride() }.locate(position);
+        let elements = match value {
+            false => (h * PAGE_TOKENS + slot) * d,
+            true => heads * PAGE_TOKENS * d + (h * PAGE_TOKENS + slot) * dv,
+        };
+        self.table(row)[index] * self.page_bytes + LAYER_OFFSET + elements * self.seen.kv.bytes()
+    }
+
+    fn put(&mut self, at: usize, x: &mut [f32]) {
+        let size = self.seen.kv.bytes();
+        for (i, x) in x.iter_mut().enumerate() {
+            let to = &mut self.bytes[at + i * size..at + (i + 1) * size];
+            if self.seen.kv == KvType::F16 {
+                let half = f16::from_f32(*x);
+                *x = half.to_f32();
+                to.copy_from_slice(&half.to_le_bytes());
+            } else {
+                to.copy_from_slice(&x.to_le_bytes());
+            }
+        }
+    }
+
+    /// Writes positions 0 to the row's own of every sequence with random keys and values. Returns them as rounded: for each
+    /// sequence `(tokens, heads, d)` and `(tokens, heads, dv)`.
+    fn fill(&mut self, gpu: &Gpu, heads: usize, d: usize, dv: usize) -> Vec<(Vec<f32>, Vec<f32>)> {
+        let mut all = Vec::new();
+        for s in 0..self.tables.len() {
+            let tokens = if self.tables.len() == 1 {
+                *self.positions.iter().max().unwrap()
+            } else {
+                self.positions[s]
+            } + 1;
+            let (mut k, mut v) =
+                (random(tokens * heads * d, 7 + s as u64), random(tokens * heads * dv, 99 + s as u64));
+            for p in 0..tokens {
+                for h in 0..heads {
+                    let at = self.at(s, p, heads, d, dv, h, false);
+                    self.put(at, &mut k[(p * heads + h) * d..][..d]);
+                    if dv > 0 {
+                        let at = self.at(s, p, heads, d, dv, h, true);
+                        self.put(at, &mut v[(p * heads + h) * dv..][..dv]);
+                    }
+                }
+            }
+            all.push((k, v));
+        }
+        gpu.device.copy_in(self.pages.ptr(), &self.bytes).unwrap();
+        gpu.device.synchronize().unwrap();
+        all
+    }
+
+    /// Checks that the rows' positions hold these keys and values `(rows, heads, width)`, and no other byte changed.
+    pub fn expect_appended(
+        &self,
+        gpu: &Gpu,
+        heads: usize,
+        d: usize,
+        dv: usize,
+        k: &[f32],
+        v: &[f32],
+        tolerance: f32,
+    ) {
+        let mut got = gpu.download::<u8>(self.pages.ptr(), self.bytes.len());
+        let size = self.seen.kv.bytes();
+        for row in 0..self.positions.len() {
+            for h in 0..heads {
+                for (value, x, width) in [(false, k, d), (true, v, dv)] {
+                    if width == 0 {
+                        continue;
+                    }
+                    let at = self.at(row, self.positions[row], heads, d, dv, h, value);
+                    for (i, want) in x[(row * heads + h) * width..][..width].iter().enumerate() {
+                        let b = &mut got[at + i * size..at + (i + 1) * size];
+                        let x = match size {
+                            2 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
+                            _ => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+                        };
+                        b.fill(0xff);
+                        let ok = (x - want).abs() <= tolerance * want.abs().max(1.0);
+                        assert!(ok, "row {row} head {h} value {value} element {i}: {x} for {want}");
+                    }
+                }
+            }
+        }
+        assert!(got.iter().all(|&b| b == 0xff), "bytes outside the rows were written");
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// One row's attention: `q (heads, d)`, sequence `k (tokens, kv_heads, d)` and `v`.
+fn reference(
+    h: &Heads,
+    mask: Mask,
+    i: usize,
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    scale: f32,
+    sinks: Option<&[f32]>,
+) -> Vec<f32> {
+    let mut out = Vec::with_capacity(h.heads * h.dv);
+    for head in 0..h.heads {
+        let g = head / (h.heads / h.kv_heads);
+        let q = &q[head * h.d..][..h.d];
+        let seen: Vec<usize> = (0..=i).filter(|&j| mask.sees(i, j)).collect();
+        let dot = |j: &usize| {
+            let k = &k[(j * h.kv_heads + g) * h.d..][..h.d];
+            q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() * f64::from(scale)
+        };
+        let scores: Vec<f64> = seen.iter().map(dot).collect();
+        let sink = sinks.map(|s| f64::from(s[head]));
+        let top = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = scores.iter().copied().chain(sink).map(|s| (s - top).exp()).sum();
+        let mut sum = vec![0f64; h.dv];
+        for (j, s) in seen.iter().zip(scores) {
+            let p = (s - top).exp() / total;
+            let row =
+                if h.latent { &k[j * h.d..][..h.dv] } else { &v[(j * h.kv_heads + g) * h.dv..][..h.dv] };
+            sum.iter_mut().zip(row).for_each(|(s, v)| *s += p * f64::from(*v));
+        }
+        out.extend(sum.iter().map(|&s| s as f32));
+    }
+    out
+}
+
+fn worst(got: &[f32], want: &[f32]) -> f32 {
+    got.iter().zip(want).map(|(g, w)| (g - w).abs()).fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
+}
+
+const MASKS: [Mask; 5] = [
+    Mask::Full,
+    Mask::Sliding { window: 45 },
+    Mask::Strided { stride: 3 },
+    Mask::LocalStrided { window: 40, stride: 7 },
+    Mask::LocalStrided { window: 1, stride: 128 },
+];
+
+/// Decode of several sequences at once: split as it pleases and whole.
+fn check_attend(gpu: &Gpu, h: &Heads, kv: KvType, mask: Mask, positions: &[usize], with_sinks: bool) {
+    let (key, value) = (h.kv_heads * h.d, if h.latent { 0 } else { h.kv_heads * h.dv });
+    let mut cached = Cached::new(gpu, kv, mask, positions, key, value, false);
+    let rows = cached.fill(gpu, h.kv_heads, h.d, if h.latent { 0 } else { h.dv });
+    let n = positions.len();
+    let q = random(n * h.heads * h.d, 5);
+    let sinks = with_sinks.then(|| random(h.heads, 6));
+    let scale = 4.0 / (h.d as f32).sqrt();
+    let (bq, bs) = (gpu.upload(&q), sinks.as_ref().map(|s| gpu.upload(s)));
+    let out = gpu.room(n * h.heads * h.dv * 4);
+    let room = gpu.room(Parts::bytes(h, n));
+    let longest = positions.iter().max().unwrap() / PAGE_TOKENS + 1;
+    let mut want = Vec::new();
+    for (row, (k, v)) in rows.iter().enumerate() {
+        let q = &q[row * h.heads * h.d..][..h.heads * h.d];
+        want.extend(reference(h, mask, positions[row], q, k, v, scale, sinks.as_deref()));
+    }
+    let mut bits: Option<Vec<f32>> = None;
+    for (split, entries) in [(true, longest), (true, 3), (true, longest), (false, 1)] {
+        let job = Attend {
+            seen: cached.seen,
+            heads: *h,
+            n,
+            q: bq.ptr(),
+            scale,
+            sinks: bs.as_ref().map_or(Ptr::NULL, |s| s.ptr()),
+            out: out.ptr(),
+            parts: split.then_some(Parts { at: room.ptr(), rows: n }),
+            entries,
+        };
+        attend(gpu, &job).unwrap();
+        let got = gpu.download::<f32>(out.ptr(), want.len());
+        // f32 sums of up to some thousand products.
+        let e = worst(&got, &want);
+        assert!(e < 2e-5, "{h:?} {kv:?} {mask:?} split {split} of {entries} entries: {e}");
+        if split {
+            let first = bits.get_or_insert_with(|| got.clone());
+            assert_eq!(*first, got, "{h:?} {mask:?}: the grid shows");
+        }
+    }
+}
+
+fn gqa(heads: usize, kv_heads: usize, d: usize) -> Heads {
+    Heads { heads, kv_heads, d, dv: d, latent: false }
+}
+
+fn mla(heads: usize, lora: usize, rope: usize) -> Heads {
+    Heads { heads, kv_heads: 1, d: lora + rope, dv: lora, latent: true }
+}
+
+#[test]
+fn decode_follows_the_definition() {
+    let Some(gpu) = gpu() else { return };
+    let edges = [0, 1, 31, 32, 33, 63, 64, 700];
+    for kv in [KvType::F16, KvType::F32] {
+        for h in [
+            gqa(1, 1, 64),
+            gqa(9, 3, 64),
+            gqa(32, 8, 128),
+            gqa(28, 4, 128),
+            gqa(16, 1, 256),
+            gqa(6, 2, 80),
+            gqa(5, 1, 37),
+        ] {
+            check_attend(&gpu, &h, kv, Mask::Full, &edges, h.d == 128);
+        }
+        for h in [mla(16, 512, 64), mla(3, 32, 8), mla(1, 96, 18), mla(20, 256, 32)] {
+            check_attend(&gpu, &h, kv, Mask::Full, &edges, false);
+        }
+        for mask in MASKS {
+            check_attend(&gpu, &gqa(4, 2, 64), kv, mask, &edges, true);
+            check_attend(&gpu, &mla(4, 64, 16), kv, mask, &[5, 400], false);
+        }
+    }
+    // More pages than segments, one page more than fits, and all of DeepSeek-V3's heads.
+    check_attend(&gpu, &gqa(2, 1, 64), KvType::F16, Mask::Full, &[32 * 128 - 1, 32 * 128, 9000], false);
+    check_attend(&gpu, &mla(128, 512, 64), KvType::F16, Mask::Full, &[2047, 2048], false);
+    check_attend(&gpu, &gqa(2, 1, 64), KvType::F16, Mask::Sliding { window: 500 }, &[6000], true);
+}
+
+/// A run of `n` rows from `position` on.
+fn check_flash(gpu: &Gpu, h: &Heads, mask: Mask, position: usize, n: usize, with_sinks: bool) {
+    let positions: Vec<usize> = (position..position + n).collect();
+    let mut cached =
+        Cached::new(gpu, KvType::F16, mask, &positions, h.kv_heads * h.d, h.kv_heads * h.dv, true);
+    let rows = cached.fill(gpu, h.kv_heads, h.d, h.dv);
+    let (k, v) = &rows[0];
+    let q = random(n * h.heads * h.d, 5);
+    let sinks = with_sinks.then(|| random(h.heads, 6));
+    let scale = 4.0 / (h.d as f32).sqrt();
+    let (bq, bs) = (gpu.upload(&q), sinks.as_ref().map(|s| gpu.upload(s)));
+    let out = gpu.room(n * h.heads * h.dv * 4);
+    let job = Flash {
+        seen: cached.seen,
+        n,
+        heads: h.heads,
+        some_heads: (0, h.heads),
+        d: h.d,
+        dv: h.dv,
+        q: bq.ptr(),
+        q_stride: h.heads * h.d,
+        scale,
+        sinks: bs.as_ref().map_or(Ptr::NULL, |s| s.ptr()),
+        keys: Keys::Cached { kv_heads: h.kv_heads },
+        out: out.ptr(),
+    };
+    flash(gpu, &job).unwrap();
+    let got = gpu.download::<f32>(out.ptr(), n * h.heads * h.dv);
+    expect_rows(h, mask, &positions, (&got, &q, k, v), scale, sinks.as_deref());
+}
+
+/// Compares some of a run's rows: the first, those at the edges of blocks and pages, and the last.
+fn expect_rows(
+    h: &Heads,
+    mask: Mask,
+    positions: &[usize],
+    (got, q, k, v): (&[f32], &[f32], &[f32], &[f32]),
+    scale: f32,
+    sinks: Option<&[f32]>,
+) {
+    let n = positions.len();
+    for row in (0..n).filter(|r| [0, 1, 15, 16, 31, 33, 63, 64, 65, 127, 200, n - 1].contains(r)) {
+        let q = &q[row * h.heads * h.d..][..h.heads * h.d];
+        let want = reference(h, mask, positions[row], q, k, v, scale, sinks);
+        let e = worst(&got[row * h.heads * h.dv..][..want.len()], &want);
+        // Queries and weights are rounded to 11 bits: scores of magnitude s move by s * 2^-11, and weights with them.
+        assert!(e < 4e-3, "{h:?} {mask:?} from {} row {row}: {e}", positions[0]);
+    }
+}
+
+#[test]
+fn prefill_follows_the_definition() {
+    let Some(gpu) = gpu() else { return };
+    for h in [gqa(1, 1, 64), gqa(9, 3, 64), gqa(8, 2, 128), gqa(4, 1, 256), gqa(6, 2, 80), gqa(4, 4, 16)] {
+        for (position, n) in [(0, 1), (0, 65), (5, 17), (31, 64), (100, 130), (0, 512)] {
+            check_flash(&gpu, &h, Mask::Full, position, n, h.d == 80);
+        }
+    }
+    for mask in MASKS {
+        for (position, n) in [(0, 130), (300, 20), (777, 65)] {
+            check_flash(&gpu, &gqa(4, 2, 64), mask, position, n, true);
+        }
+    }
+}
+
+#[test]
+fn prefill_of_made_keys_follows_the_definition() {
+    let Some(gpu) = gpu() else { return };
+    for (heads, nope, rope, lora, dv) in [(4, 128, 64, 512, 128), (3, 32, 16, 40, 24), (2, 96, 32, 64, 128)] {
+        for (mask, position, n) in
+            [(Mask::Full, 0, 130), (Mask::Full, 70, 33), (Mask::Strided { stride: 3 }, 50, 70)]
+        {
+            check_made(&gpu, (heads, nope, rope, lora, dv), mask, position, n);
+        }
+    }
+}
+
+fn check_made(
+    gpu: &Gpu,
+    (heads, nope, rope, lora, dv): (usize, usize, usize, usize, usize),
+    mask: Mask,
+    position: usize,
+    n: usize,
+) {
+    let (d, positions) = (nope + rope, (position..position + n).collect::<Vec<_>>());
+    let mut cached = Cached::new(gpu, KvType::F16, mask, &positions, lora + rope, 0, true);
+    let latents = cached.fill(gpu, 1, lora + rope, 0).remove(0).0;
+    let tokens = cached.tables[0].len() * PAGE_TOKENS;
+    // Made rows lie by slot; those of slots without a position are NaN and must not be read.
+    let made = |width: usize, seed: u64| -> (Vec<f32>, Vec<u16>) {
+        let by_position: Vec<f32> =
+            random((position + n) * heads * width, seed).iter().map(|&x| f16::from_f32(x).to_f32()).collect();
+        let mut by_slot = vec![0xffffu16; heads * tokens * width];
+        for p in 0..position + n {
+            let (index, slot) = Placement { stride: mask.stride() }.locate(p);
+            for h in 0..heads {
+                let from = &by_position[(p * heads + h) * width..][..width];
+                let to = &mut by_slot[(h * tokens + index * PAGE_TOKENS + slot) * width..][..width];
+                to.iter_mut().zip(from).for_each(|(t, f)| *t = f16::from_f32(*f).to_bits());
+            }
+        }
+        (by_position, by_slot)
+    };
+    let ((k_nope, k_slots), (v, v_slots)) = (made(nope, 20), made(dv, 21));
+    let mut k = Vec::new();
+    for p in 0..position + n {
+        for h in 0..heads {
+            k.extend_from_slice(&k_nope[(p * heads + h) * nope..][..nope]);
+            k.extend_from_slice(&latents[p * (lora + rope) + lora..][..rope]);
+        }
+    }
+    let q = random(n * heads * d, 5);
+    let (bq, bk, bv) = (gpu.upload(&q), gpu.upload(&k_slots), gpu.upload(&v_slots));
+    let out = gpu.room(n * heads * dv * 4);
+    let scale = 4.0 / (d as f32).sqrt();
+    // Two launches of some heads each, as when made keys of all heads do not fit at once.
+    for (first, some) in [(0, 1), (1, heads - 1)] {
+        let skip = (first * tokens * 2) as u64;
+        let keys = Keys::Made {
+            keys: bk.ptr().at(skip * nope as u64),
+            values: bv.ptr().at(skip * dv as u64),
+            tokens,
+            rope,
+            lora,
+        };
+        let job = Flash {
+            seen: cached.seen,
+            n,
+            heads,
+            some_heads: (first, some),
+            d,
+            dv,
+            q: bq.ptr(),
+            q_stride: heads * d,
+            scale,
+            sinks: Ptr::NULL,
+            keys,
+            out: out.ptr(),
+        };
+        assert!(unit(KvType::F16, d, dv, &[rope, lora]).is_some());
+        flash(gpu, &job).unwrap();
+    }
+    let got = gpu.download::<f32>(out.ptr(), n * heads * dv);
+    let h = Heads { heads, kv_heads: heads, d, dv, latent: false };
+    expect_rows(&h, mask, &positions, (&got, &q, &k, &v), scale, None);
+}
+
+#[test]
+fn latents_come_out_of_their_pages_and_halves_are_rounded() {
+    let Some(gpu) = gpu() else { return };
+    let (lora, rope) = (48, 16);
+    let mut cached = Cached::new(&gpu, KvType::F16, Mask::Full, &[69], lora + rope, 0, true);
+    let rows = cached.fill(&gpu, 1, lora + rope, 0).remove(0).0;
+    let out = gpu.room(3 * PAGE_TOKENS * lora * 4);
+    super::mla::latents(&gpu, &cached.seen, 3, lora, rope, out.ptr()).unwrap();
+    let got = gpu.download::<f32>(out.ptr(), 70 * lora);
+    for (p, got) in got.chunks(lora).enumerate() {
+        assert_eq!(got, &rows[p * (lora + rope)..][..lora]);
+    }
+    let half = gpu.room(70 * lora * 2);
+    let x = random(70 * lora, 9);
+    let bx = gpu.upload(&x);
+    super::mla::halves(&gpu, x.len(), bx.ptr(), half.ptr()).unwrap();
+    let want: Vec<u16> = x.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
+    assert_eq!(gpu.download::<u16>(half.ptr(), x.len()), want);
+}

@@ -1,0 +1,440 @@
+//! Kernels that work on single rows, against their definitions: norm, angles, appends, router, SiLU, top-k.
+
+use super::attention_tests::{Cached, random};
+use super::rope::{GqaAppend, MlaAppend, Turns, angles, gqa_append, mla_append};
+use super::router::{Router, pick};
+use super::sample::{Found, Top, scratch_bytes, top};
+use super::{act, norm};
+use crate::backend::KvType;
+use crate::backend::cpu::{Isa, Ops};
+use crate::backend::cuda::params::PickParams;
+use crate::backend::cuda::testing::gpu;
+use crate::backend::cuda::{Gpu, Ptr};
+use crate::model::hyper::{RopeHyper, RopeScaling};
+use crate::model::{Gating, Mask, MoeHyper, Pick, QkNorm, Rope, RopePairs, route};
+
+/// Largest difference, relative to the larger of 1 and the expected magnitude.
+fn error(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    got.iter()
+        .zip(want)
+        .map(|(g, w)| (g - w).abs() / w.abs().max(1.0))
+        .fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
+}
+
+#[test]
+fn norms_are_the_cpus() {
+    let Some(gpu) = gpu() else { return };
+    let ops = Ops::new(Isa::Scalar);
+    for n in [1, 31, 32, 576, 2048, 7168] {
+        let (rows, eps) = (5, 1e-6);
+        let (x, weight, index) = (random(rows * n, 1), random(n, 2), [3u32, 0, 4]);
+        let (bx, bw, bi) = (gpu.upload(&x), gpu.upload(&weight), gpu.upload(&index));
+        let y = gpu.room(rows * n * 4);
+        for indexed in [false, true] {
+            let order: Vec<usize> =
+                if indexed { index.iter().map(|&i| i as usize).collect() } else { (0..rows).collect() };
+            let job = norm::Norm {
+                x: bx.ptr(),
+                x_row: n,
+                index: if indexed { bi.ptr() } else { Ptr::NULL },
+                rows: order.len(),
+                weight: bw.ptr(),
+                n,
+                eps,
+                y: y.ptr(),
+                q: Ptr::NULL,
+            };
+            norm::rms(&gpu, &job).unwrap();
+            let mut want = vec![0.0; order.len() * n];
+            for (i, row) in order.iter().enumerate() {
+                ops.rms_norm(&x[row * n..(row + 1) * n], &weight, eps, &mut want[i * n..(i + 1) * n]);
+            }
+            // The order of the sum differs.
+            let e = error(&gpu.download(y.ptr(), want.len()), &want);
+            assert!(e < 2e-6, "{n} columns, indexed {indexed}: {e}");
+        }
+    }
+}
+
+#[test]
+fn silu_and_biases_are_the_cpus() {
+    let Some(gpu) = gpu() else { return };
+    let ops = Ops::new(Isa::Scalar);
+    for (rows, n) in [(1, 1), (3, 300), (7, 1408)] {
+        let mut gate = random(rows * n, 3);
+        gate.iter_mut().for_each(|g| *g *= 20.0); // both saturated ends
+        let up = random(rows * n, 4);
+        let (bg, bu, y) = (gpu.upload(&gate), gpu.upload(&up), gpu.room(rows * n * 4));
+        let job = act::Silu { gate: (bg.ptr(), n), up: (bu.ptr(), n), rows, n, y: y.ptr(), q: Ptr::NULL };
+        act::silu(&gpu, &job).unwrap();
+        let mut want = vec![0.0; rows * n];
+        ops.silu_mul(&gate, &up, &mut want);
+        let e = error(&gpu.download(y.ptr(), want.len()), &want);
+        assert!(e < 1e-6, "{rows} x {n}: {e}");
+        let bias = random(n, 5);
+        let bb = gpu.upload(&bias);
+        act::add_bias(&gpu, rows, n, y.ptr(), n, bb.ptr()).unwrap();
+        let before = gpu.download::<f32>(y.ptr(), rows * n);
+        want.iter_mut().enumerate().for_each(|(i, w)| *w += bias[i % n]);
+        assert!(error(&before, &want) < 1e-6);
+    }
+}
+
+fn ropes(dims: usize, pairs: RopePairs) -> Vec<Rope> {
+    let kinds = [
+        RopeScaling::None,
+        RopeScaling::Linear { factor: 4.0 },
+        RopeScaling::Llama3 { factor: 8.0, low_freq: 1.0, high_freq: 4.0, original_tokens: 8192.0 },
+        RopeScaling::Yarn {
+            factor: 40.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_tokens: 4096.0,
+            attention_factor: 1.37,
+            truncate: true,
+        },
+    ];
+    kinds.into_iter().map(|scaling| Rope::new(&RopeHyper { pairs, dims, theta: 10000.0, scaling })).collect()
+}
+
+/// The device's rotations at some positions, and what the definition says.
+fn turns(gpu: &Gpu, rope: &Rope, cached: &Cached) -> (crate::backend::cuda::Buffer, Turns) {
+    let (rows, half) = (cached.positions.len(), rope.dims() / 2);
+    let room = gpu.room(rows * half * 8);
+    let interleaved = rope.pairs == RopePairs::Interleaved;
+    let turns = Turns { at: room.ptr(), half, interleaved };
+    let frequency = gpu.upload(&rope.inv_freq);
+    let at = cached.seen.rows.position;
+    angles(gpu, cached.seen.kv, rows, at, frequency.ptr(), rope.attention_factor, turns).unwrap();
+    gpu.device.synchronize().unwrap();
+    (room, turns)
+}
+
+#[test]
+fn angles_are_the_definitions_to_the_last_bit_or_the_one_before() {
+    let Some(gpu) = gpu() else { return };
+    let positions = [0, 1, 2, 31, 4095, 4096, 131_071, 1_000_003, (1 << 24) - 1];
+    let cached = Cached::new(&gpu, KvType::F16, Mask::Full, &positions, 0, 0, false);
+    for dims in [2, 64, 128] {
+        for rope in ropes(dims, RopePairs::Half) {
+            let (_room, t) = turns(&gpu, &rope, &cached);
+            let got = gpu.download::<f32>(t.at, positions.len() * dims);
+            let (mut cos, mut sin) = (vec![0.0; dims / 2], vec![0.0; dims / 2]);
+            for (row, &p) in positions.iter().enumerate() {
+                rope.angles(p, &mut cos, &mut sin);
+                for i in 0..dims / 2 {
+                    let pair = &got[row * dims + 2 * i..][..2];
+                    for (g, w) in pair.iter().zip([cos[i], sin[i]]) {
+                        assert!((g - w).abs() <= 1.2e-7 * w.abs().max(0.01), "{p} {i}: {g} {w}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
+    let mean = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>() / x.len() as f64;
+    let by = (1.0 / (mean + f64::from(eps)).sqrt()) as f32;
+    x.iter_mut().zip(weight).for_each(|(v, w)| *v = *v * by * w);
+}
+
+/// Differences that the order of a norm's sum makes, and then one rounding to f16.
+fn append_tolerance(kv: KvType) -> f32 {
+    if kv == KvType::F32 { 4e-6 } else { 1.5e-3 }
+}
+
+#[test]
+fn queries_keys_and_values_are_prepared_as_defined() {
+    let Some(gpu) = gpu() else { return };
+    let positions = [0, 1, 31, 32, 33, 100, 1000];
+    let mut seed = 10;
+    for (heads, kv_heads, d, dims) in
+        [(1, 1, 64, 64), (9, 3, 64, 64), (8, 2, 128, 96), (4, 4, 18, 6), (2, 1, 256, 256)]
+    {
+        for (kind, pairs) in [
+            (QkNorm::None, RopePairs::Half),
+            (QkNorm::Head, RopePairs::Half),
+            (QkNorm::Row, RopePairs::Interleaved),
+        ] {
+            for (kv, mask) in [(KvType::F16, Mask::Full), (KvType::F32, Mask::Strided { stride: 3 })] {
+                seed += 10;
+                let shape = Heads { heads, kv_heads, d, kind, kv };
+                append_gqa(&gpu, &shape, pairs, dims, mask, &positions, seed);
+            }
+        }
+    }
+}
+
+struct Heads {
+    heads: usize,
+    kv_heads: usize,
+    d: usize,
+    kind: QkNorm,
+    kv: KvType,
+}
+
+fn append_gqa(
+    gpu: &Gpu,
+    s: &Heads,
+    pairs: RopePairs,
+    dims: usize,
+    mask: Mask,
+    positions: &[usize],
+    seed: u64,
+) {
+    let (n, d, eps) = (positions.len(), s.d, 1e-5);
+    let cached = Cached::new(gpu, s.kv, mask, positions, s.kv_heads * d, s.kv_heads * d, false);
+    let rope = &ropes(dims, pairs)[3];
+    let (_room, turns) = turns(gpu, rope, &cached);
+    let widths = [s.heads * d, s.kv_heads * d, s.kv_heads * d];
+    let mut x: Vec<Vec<f32>> = widths.iter().zip(seed..).map(|(w, seed)| random(n * w, seed)).collect();
+    let bias: Vec<Vec<f32>> = widths.iter().zip(seed + 3..).map(|(w, seed)| random(*w, seed)).collect();
+    let norm_len = |w: usize| match s.kind {
+        QkNorm::None => 1,
+        QkNorm::Head => d,
+        QkNorm::Row => w,
+    };
+    let norms: Vec<Vec<f32>> = (0..2).map(|i| random(norm_len(widths[i]), seed + 6 + i as u64)).collect();
+    let clip = (s.kind == QkNorm::Row).then_some(0.8);
+    let up = |v: &Vec<f32>| gpu.upload(v);
+    let (bx, bb, bn): (Vec<_>, Vec<_>, Vec<_>) =
+        (x.iter().map(up).collect(), bias.iter().map(up).collect(), norms.iter().map(up).collect());
+    let job = GqaAppend {
+        seen: cached.seen,
+        n,
+        q: (bx[0].ptr(), widths[0]),
+        k: (bx[1].ptr(), widths[1]),
+        v: (bx[2].ptr(), widths[2]),
+        bias: [bb[0].ptr(), bb[1].ptr(), bb[2].ptr()],
+        norm: (s.kind, [bn[0].ptr(), bn[1].ptr()]),
+        eps,
+        clip,
+        turns,
+        heads: s.heads,
+        kv_heads: s.kv_heads,
+        d,
+    };
+    gqa_append(gpu, &job).unwrap();
+    let (mut cos, mut sin) = (vec![0.0; dims / 2], vec![0.0; dims / 2]);
+    for (part, x) in x.iter_mut().enumerate() {
+        for (row, x) in x.chunks_mut(widths[part]).enumerate() {
+            rope.angles(positions[row], &mut cos, &mut sin);
+            x.iter_mut().zip(&bias[part]).for_each(|(x, b)| *x += b);
+            if part < 2 {
+                match s.kind {
+                    QkNorm::None => {}
+                    QkNorm::Head => x.chunks_mut(d).for_each(|h| norm_in_place(h, &norms[part], eps)),
+                    QkNorm::Row => norm_in_place(x, &norms[part], eps),
+                }
+            }
+            if let Some(c) = clip {
+                x.iter_mut().for_each(|v| *v = v.clamp(-c, c));
+            }
+            if part < 2 {
+                x.chunks_mut(d).for_each(|h| rope.turn(h, &cos, &sin));
+            }
+        }
+    }
+    let e = error(&gpu.download(bx[0].ptr(), x[0].len()), &x[0]);
+    assert!(e < 4e-6, "queries: {e}");
+    cached.expect_appended(gpu, s.kv_heads, d, d, &x[1], &x[2], append_tolerance(s.kv));
+}
+
+#[test]
+fn latents_and_rope_keys_are_prepared_as_defined() {
+    let Some(gpu) = gpu() else { return };
+    let positions = [0, 31, 32, 77];
+    for (heads, lora, nope, rope_dim) in [(16, 512, 128, 64), (3, 32, 16, 8), (1, 96, 20, 10)] {
+        for (kv, mask) in [(KvType::F16, Mask::Full), (KvType::F32, Mask::Strided { stride: 2 })] {
+            append_mla(&gpu, heads, lora, nope, rope_dim, kv, mask, &positions);
+        }
+    }
+}
+
+fn append_mla(
+    gpu: &Gpu,
+    heads: usize,
+    lora: usize,
+    nope: usize,
+    rope_dim: usize,
+    kv: KvType,
+    mask: Mask,
+    positions: &[usize],
+) {
+    let (n, width, head, eps) = (positions.len(), lora + rope_dim, nope + rope_dim, 1e-6);
+    let cached = Cached::new(gpu, kv, mask, positions, width, 0, false);
+    let rope = &ropes(rope_dim, RopePairs::Interleaved)[3];
+    let (_room, turns) = turns(gpu, rope, &cached);
+    let (mut q, mut x) = (random(n * heads * head, 40), random(n * width, 41));
+    let (q_bias, kv_bias, weight) = (random(heads * head, 42), random(width, 43), random(lora, 44));
+    let (bq, bx, bqb, bxb, bw) =
+        (gpu.upload(&q), gpu.upload(&x), gpu.upload(&q_bias), gpu.upload(&kv_bias), gpu.upload(&weight));
+    let q_latent = gpu.room(n * heads * width * 4);
+    let job = MlaAppend {
+        seen: cached.seen,
+        n,
+        q: (bq.ptr(), heads * head),
+        kv: (bx.ptr(), width),
+        bias: [bqb.ptr(), bxb.ptr()],
+        norm: bw.ptr(),
+        eps,
+        turns,
+        heads,
+        lora,
+        nope,
+        rope: rope_dim,
+        q_latent: q_latent.ptr(),
+    };
+    mla_append(gpu, &job).unwrap();
+    let (mut cos, mut sin) = (vec![0.0; rope_dim / 2], vec![0.0; rope_dim / 2]);
+    for row in 0..n {
+        rope.angles(positions[row], &mut cos, &mut sin);
+        let q = &mut q[row * heads * head..][..heads * head];
+        q.iter_mut().zip(&q_bias).for_each(|(q, b)| *q += b);
+        q.chunks_mut(head).for_each(|h| rope.turn(&mut h[nope..], &cos, &sin));
+        let x = &mut x[row * width..][..width];
+        x.iter_mut().zip(&kv_bias).for_each(|(x, b)| *x += b);
+        norm_in_place(&mut x[..lora], &weight, eps);
+        rope.turn(&mut x[lora..], &cos, &sin);
+    }
+    assert!(error(&gpu.download(bq.ptr(), q.len()), &q) < 1e-6);
+    let got = gpu.download::<f32>(q_latent.ptr(), n * heads * width);
+    for (got, q) in got.chunks(width).zip(q.chunks(head)) {
+        assert!(error(&got[lora..], &q[nope..]) < 1e-6);
+        assert!(got[..lora].iter().all(|&v| v == 0.0), "only the rope part is written");
+    }
+    cached.expect_appended(gpu, 1, width, 0, &x, &[], append_tolerance(kv));
+}
+
+#[test]
+fn picks_are_the_routers() {
+    let Some(gpu) = gpu() else { return };
+    let n_layers = 3;
+    // (experts, groups, groups picked, picked)
+    for (n_experts, n_groups, n_groups_picked, n_picked) in [
+        (1, 1, 1, 1),
+        (8, 1, 1, 2),
+        (64, 1, 1, 6),
+        (64, 8, 3, 6),
+        (160, 8, 3, 6),
+        (256, 8, 4, 8),
+        (512, 1, 1, 64),
+    ] {
+        for (i, gating) in [Gating::Softmax, Gating::Sigmoid].into_iter().enumerate() {
+            for coarse in [false, true] {
+                let m = MoeHyper {
+                    n_experts,
+                    n_picked,
+                    expert_width: 1,
+                    shared_width: 0,
+                    gating,
+                    n_groups,
+                    n_groups_picked,
+                    normalize: coarse == (i == 0),
+                    scale: 2.5,
+                    dense: vec![],
+                };
+                // Coarse logits are full of ties, which go to the lower index.
+                let round = |v: f32| if coarse { (v * 4.0).round() / 4.0 } else { v * 3.0 };
+                let logits: Vec<f32> = random(5 * n_experts, 60).into_iter().map(round).collect();
+                let bias: Vec<f32> =
+                    random(n_experts, 61).into_iter().map(|b| (b * 8.0).round() / 64.0).collect();
+                let bias = (gating == Gating::Sigmoid && !coarse).then_some(bias);
+                check_router(&gpu, &m, &logits, bias.as_deref(), n_layers);
+            }
+        }
+    }
+}
+
+fn check_router(gpu: &Gpu, m: &MoeHyper, logits: &[f32], bias: Option<&[f32]>, n_layers: usize) {
+    let rows = logits.len() / m.n_experts;
+    let stride = n_layers * m.n_picked;
+    let bl = gpu.upload(logits);
+    let bb = bias.map(|b| gpu.upload(b));
+    let (picks, record) = (gpu.room(rows * m.n_picked * 8), gpu.room(rows * stride * 4));
+    let mut job = Router {
+        logits: bl.ptr(),
+        rows,
+        bias: bb.as_ref().map_or(Ptr::NULL, |b| b.ptr()),
+        given: Ptr::NULL,
+        record: record.ptr(),
+        route: (stride, m.n_picked),
+        picks: picks.ptr(),
+    };
+    let mut given: Option<Vec<u32>> = None;
+    for replay in [false, true] {
+        let replayed = given.as_ref().map(|g| gpu.upload(g));
+        job.given = replayed.as_ref().map_or(Ptr::NULL, |g| g.ptr());
+        pick(gpu, m, &job).unwrap();
+        let got = gpu.download::<PickParams>(picks.ptr(), rows * m.n_picked);
+        let recorded = gpu.download::<u32>(record.ptr(), rows * stride);
+        for row in 0..rows {
+            let mut l = logits[row * m.n_experts..][..m.n_experts].to_vec();
+            let (mut scratch, mut want) = (vec![0.0; m.n_experts], vec![Pick::default(); m.n_picked]);
+            let replay = given.as_ref().map(|g| &g[row * stride + m.n_picked..][..m.n_picked]);
+            route(m, bias, &mut l, &mut scratch, replay, &mut want);
+            for (k, want) in want.iter().enumerate() {
+                let got = got[row * m.n_picked + k];
+                assert_eq!(got.expert, want.expert, "{m:?} row {row} pick {k}");
+                assert!(
+                    (got.weight - want.weight).abs() <= 2e-6 * want.weight.abs(),
+                    "{m:?}: {got:?} {want:?}"
+                );
+                assert_eq!(recorded[row * stride + m.n_picked + k], want.expert);
+            }
+        }
+        // The second time round the picks are turned about and replayed.
+        if !replay {
+            let mut turned = recorded.clone();
+            turned.chunks_mut(stride).for_each(|r| r[m.n_picked..2 * m.n_picked].reverse());
+            given = Some(turned);
+        }
+    }
+}
+
+#[test]
+fn the_largest_logits_are_found() {
+    let Some(gpu) = gpu() else { return };
+    for (rows, vocab, k) in [(1, 1, 1), (3, 4096, 5), (2, 4097, 64), (1, 151_936, 40), (4, 102_400, 1)] {
+        for masked in [false, true] {
+            // Rounded, so that there are ties, across slices too.
+            let logits: Vec<f32> =
+                random(rows * vocab, 70).into_iter().map(|v| (v * 64.0).round() / 64.0).collect();
+            let words = vocab.div_ceil(32);
+            let mask: Vec<u32> =
+                (0..rows * words).map(|i| 0x2222_0801u32.rotate_left(i as u32 % 32)).collect();
+            let (bl, bm) = (gpu.upload(&logits), gpu.upload(&mask));
+            let (found, scratch) = (gpu.room(rows * k * 8), gpu.room(scratch_bytes(rows, vocab, k)));
+            let job = Top {
+                logits: bl.ptr(),
+                rows,
+                vocab,
+                mask: if masked { bm.ptr() } else { Ptr::NULL },
+                k,
+                found: found.ptr(),
+                scratch: scratch.ptr(),
+            };
+            for _ in 0..2 {
+                top(&gpu, &job).unwrap(); // the second launch finds the counters at zero again
+            }
+            let got = gpu.download::<Found>(found.ptr(), rows * k);
+            for row in 0..rows {
+                let allowed = |i: &usize| !masked || mask[row * words + i / 32] >> (i % 32) & 1 == 1;
+                let mut want: Vec<usize> = (0..vocab).filter(allowed).collect();
+                want.sort_by(|&a, &b| {
+                    logits[row * vocab + b].total_cmp(&logits[row * vocab + a]).then(a.cmp(&b))
+                });
+                for n in 0..k {
+                    let index = want.get(n).map_or(u32::MAX, |&i| i as u32);
+                    assert_eq!(
+                        got[row * k + n].index,
+                        index,
+                        "{rows} x {vocab}, number {n}, masked {masked}"
+                    );
+                }
+            }
+        }
+    }
+}
