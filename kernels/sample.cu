@@ -23,7 +23,7 @@ struct TopParams {
   u32* done;         // (rows); zero before and after
   u32 vocab, k;
 };
-static_assert(sizeof(TopParams) == 48, "mirrored in launch/sample.rs");
+static_assert(sizeof(TopParams) == 48, "mirrored in launch/top.rs");
 
 __device__ __forceinline__ bool above(const Found& a, const Found& b) {
   return a.value > b.value || (a.value == b.value && a.index < b.index);

@@ -13,7 +13,7 @@ pub mod norm;
 pub mod quantize;
 pub mod rope;
 pub mod router;
-pub mod sample;
+pub mod top;
 
 #[cfg(test)]
 mod attention_tests;

@@ -3,8 +3,8 @@
 use super::attention_tests::{Cached, random};
 use super::rope::{GqaAppend, MlaAppend, Turns, angles, gqa_append, mla_append};
 use super::router::{Router, pick};
-use super::sample::{Found, Top, scratch_bytes, top};
-use super::{act, norm};
+use super::top::{Found, Top, largest, scratch_bytes};
+use super::{act, norm, quantize};
 use crate::backend::KvType;
 use crate::backend::cpu::{Isa, Ops};
 use crate::backend::cuda::params::PickParams;
@@ -55,6 +55,29 @@ fn norms_are_the_cpus() {
             assert!(e < 2e-6, "{n} columns, indexed {indexed}: {e}");
         }
     }
+}
+
+#[test]
+fn what_is_fused_is_what_two_launches_give() {
+    let Some(gpu) = gpu() else { return };
+    let (rows, n) = (3, 576);
+    let (x, weight) = (random(rows * n, 1), random(n, 2));
+    let (bx, bw) = (gpu.upload(&x), gpu.upload(&weight));
+    let len = rows * quantize::row_bytes(n);
+    let (y, q, apart) = (gpu.room(rows * n * 4), gpu.room(len), gpu.room(len));
+    let (y, q, apart) = (y.ptr(), q.ptr(), apart.ptr());
+    let job =
+        norm::Norm { x: bx.ptr(), x_row: n, index: Ptr::NULL, rows, weight: bw.ptr(), n, eps: 1e-5, y, q };
+    norm::rms(&gpu, &job).unwrap();
+    quantize::rows(&gpu, y, n, rows, n, apart).unwrap();
+    assert_eq!(gpu.download::<u8>(q, len), gpu.download::<u8>(apart, len));
+    // Columns of gate and up side by side, as one product gives them.
+    let job =
+        act::Silu { gate: (bx.ptr(), n), up: (bx.ptr().f32s(n / 2), n), rows, n: n / 2 / 32 * 32, y, q };
+    act::silu(&gpu, &job).unwrap();
+    let len = rows * quantize::row_bytes(job.n);
+    quantize::rows(&gpu, y, job.n, rows, job.n, apart).unwrap();
+    assert_eq!(gpu.download::<u8>(q, len), gpu.download::<u8>(apart, len));
 }
 
 #[test]
@@ -417,7 +440,7 @@ fn the_largest_logits_are_found() {
                 scratch: scratch.ptr(),
             };
             for _ in 0..2 {
-                top(&gpu, &job).unwrap(); // the second launch finds the counters at zero again
+                largest(&gpu, &job).unwrap(); // the second launch finds the counters at zero again
             }
             let got = gpu.download::<Found>(found.ptr(), rows * k);
             for row in 0..rows {

@@ -61,7 +61,7 @@ const _: () = assert!(size_of::<TopParams>() == 48);
 unsafe impl Params for TopParams {}
 
 /// The `k` largest logits of each row.
-pub fn top(gpu: &Gpu, a: &Top) -> Result<()> {
+pub fn largest(gpu: &Gpu, a: &Top) -> Result<()> {
     assert!((1..=TOP_MAX).contains(&a.k));
     let params = TopParams {
         logits: a.logits,
