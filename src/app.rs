@@ -5,7 +5,8 @@ mod interrupts;
 pub use interrupts::Interrupts;
 
 use crate::backend::cpu::{self, CpuBackend, CpuOptions, Isa};
-use crate::backend::{KvType, MlaOrder};
+use crate::backend::cuda::{self, CudaBackend, CudaOptions, Draft, Gpu};
+use crate::backend::{Backend, KvType, MlaOrder};
 use crate::engine::{Engine, table_stride};
 use crate::kv;
 use crate::model::{self, Bound, Hyper, Mask};
@@ -17,11 +18,24 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Which backend runs a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// CUDA if a GPU can be used, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// CUDA, or an error that says what is missing.
+    Cuda,
+}
+
 /// How to open a model.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// File or folder.
     pub path: PathBuf,
+    /// Which backend.
+    pub backend: Choice,
     /// Worker threads; 0: one a core.
     pub threads: usize,
     /// Positions a sequence may have; 0: all that the model was made for.
@@ -53,6 +67,7 @@ impl Options {
     pub fn new(path: impl Into<PathBuf>) -> Options {
         Options {
             path: path.into(),
+            backend: Choice::Auto,
             threads: 0,
             context_tokens: 4096,
             context_at_most: false,
@@ -132,6 +147,8 @@ pub struct Prepared {
     bound: Bound,
     options: Options,
     pages: usize,
+    /// The GPU and the model laid out for it; without, the CPU runs it.
+    gpu: Option<(Gpu, Draft)>,
 }
 
 /// A loaded model, ready to run.
@@ -142,8 +159,8 @@ pub struct App {
     pub engine: Engine,
     /// Memory it took.
     pub plan: MemoryPlan,
-    /// Instruction set in use.
-    pub isa: Isa,
+    /// What computes: the CPU's instruction set, or the GPU.
+    pub kernels: String,
     /// Threads in use.
     pub threads: usize,
 }
@@ -172,6 +189,11 @@ pub fn prepare(options: Options) -> Result<Prepared> {
     };
     let pages = kv::pages_for(context_tokens, table_stride(h)) * options.sequences;
     let cpu = cpu_options(&options, pages);
+    if let Some(gpu) = gpu(&options)? {
+        let draft = Draft::new(&source, bound.clone(), cuda_options(&options, pages))?;
+        let plan = gpu_plan(&gpu, &draft, context_tokens, pages)?;
+        return Ok(Prepared { source, plan, bound, options, pages, gpu: Some((gpu, draft)) });
+    }
     let (experts, resident) = bound.jobs.split_at(bound.expert_jobs);
     let page_bytes = cpu::page_bytes(h, cpu.kv_type()) as u64;
     let plan = MemoryPlan {
@@ -183,7 +205,7 @@ pub fn prepare(options: Options) -> Result<Prepared> {
         kv_token_bytes: page_bytes / kv::PAGE_TOKENS as u64,
         available_bytes: available_bytes(),
     };
-    Ok(Prepared { source, plan, bound, options, pages })
+    Ok(Prepared { source, plan, bound, options, pages, gpu: None })
 }
 
 fn cpu_options(o: &Options, pages: usize) -> CpuOptions {
@@ -197,6 +219,48 @@ fn cpu_options(o: &Options, pages: usize) -> CpuOptions {
         rows_max: o.rows_max,
         dense_masks: o.dense_masks,
     }
+}
+
+fn cuda_options(o: &Options, pages: usize) -> CudaOptions {
+    CudaOptions {
+        exact: o.exact,
+        kv: o.kv,
+        pages,
+        rows_max: o.rows_max,
+        threads: if o.threads == 0 { cores() } else { o.threads },
+        graphs: true,
+    }
+}
+
+/// The GPU that the options ask for. `auto` falls back on the CPU, and says why where there is a driver but no use of it.
+fn gpu(o: &Options) -> Result<Option<Gpu>> {
+    // Reading every page is what the CPU's sparse reading is tested against; no GPU kernel does it.
+    if o.backend == Choice::Cpu || o.backend == Choice::Auto && (o.dense_masks || !cuda::driver::is_present())
+    {
+        return Ok(None);
+    }
+    match Gpu::open() {
+        Ok(gpu) => Ok(Some(gpu)),
+        Err(e) if o.backend == Choice::Auto => {
+            log::warn!("running on the CPU: {e}");
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// The GPU's plan in the words of a model's.
+fn gpu_plan(gpu: &Gpu, draft: &Draft, context_tokens: usize, pages: usize) -> Result<MemoryPlan> {
+    let p = &draft.plan;
+    Ok(MemoryPlan {
+        resident_bytes: p.resident_bytes + p.vector_bytes,
+        expert_bytes: p.expert_bytes,
+        kv_bytes: p.kv_bytes,
+        scratch_bytes: p.scratch_bytes,
+        context_tokens,
+        kv_token_bytes: p.kv_bytes / (pages * kv::PAGE_TOKENS) as u64,
+        available_bytes: Some(gpu.context().memory_bytes()?.0),
+    })
 }
 
 /// `MemAvailable` of /proc/meminfo.
@@ -222,14 +286,24 @@ impl Prepared {
         self.plan.check()?;
         let cpu = cpu_options(&self.options, self.pages);
         let threads = cpu.threads;
-        let loaded = weights::load(&self.source, &self.bound.jobs, threads, progress)?;
-        let (model, experts) = model::build(&self.source, self.bound, loaded)?;
-        let hyper = model.hyper.clone();
-        let backend = CpuBackend::new(Arc::new(model), Arc::new(experts), cpu);
-        let isa = backend.isa();
+        let (hyper, backend, kernels): (Hyper, Box<dyn Backend>, String) = match self.gpu {
+            Some((gpu, draft)) => {
+                let kernels = format!("cuda sm_{}", gpu.device.sm);
+                let backend = CudaBackend::load(gpu, &self.source, draft, progress)?;
+                (self.bound.hyper, Box::new(backend), kernels)
+            }
+            None => {
+                let loaded = weights::load(&self.source, &self.bound.jobs, threads, progress)?;
+                let (model, experts) = model::build(&self.source, self.bound, loaded)?;
+                let hyper = model.hyper.clone();
+                let backend = CpuBackend::new(Arc::new(model), Arc::new(experts), cpu);
+                let kernels = backend.isa().name().to_owned();
+                (hyper, Box::new(backend), kernels)
+            }
+        };
         let context = self.plan.context_tokens;
-        let engine = Engine::new(Box::new(backend), hyper, self.pages, context, self.options.mla);
-        Ok(App { source: self.source, engine, plan: self.plan, isa, threads })
+        let engine = Engine::new(backend, hyper, self.pages, context, self.options.mla);
+        Ok(App { source: self.source, engine, plan: self.plan, kernels, threads })
     }
 }
 

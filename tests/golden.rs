@@ -4,7 +4,7 @@
 use crate::support::{Tensor, data, read_safetensors, shared, skipped};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use tegu::app::{self, App, Options};
+use tegu::app::{self, App, Choice, Options};
 use tegu::backend::{KvType, MlaOrder};
 use tegu::engine::EvalOptions;
 use tegu::model::Mask;
@@ -25,6 +25,7 @@ fn oracles() -> Vec<PathBuf> {
 
 fn open(path: &Path, change: impl FnOnce(&mut Options)) -> App {
     let mut o = Options::new(path);
+    o.backend = Choice::Cpu;
     o.context_tokens = 64;
     o.threads = 2;
     o.sequences = 8;

@@ -2,6 +2,7 @@
 
 mod cli;
 mod corrupt;
+mod cuda;
 mod engine;
 mod golden;
 mod pack;

@@ -56,6 +56,9 @@ pub struct Load {
     /// Worker threads; 0: one a core
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<i64>,
+    /// What runs the model: cuda if a GPU can be used, else the cpu [default: auto]
+    #[arg(long, value_name = "NAME", value_parser = ["auto", "cpu", "cuda"])]
+    pub backend: Option<String>,
     /// Type of the key-value cache: f16 or f32 (with --exact always f32)
     #[arg(long, value_name = "TYPE", value_parser = ["f16", "f32"], visible_alias = "cache-type-k")]
     pub kv: Option<String>,
@@ -70,7 +73,7 @@ pub struct Load {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Accepted for llama.cpp's sake")]
 pub struct Ignored {
-    /// Layers on a GPU: this build has none, and says so
+    /// Layers on a GPU: all or none here; 0 is --backend cpu
     #[arg(
         long,
         alias = "gpu-layers",
@@ -99,10 +102,15 @@ impl Load {
     /// As overrides of settings. Says what an accepted flag does not do.
     pub fn overrides(&self) -> Vec<Override> {
         let asked = self.ignored.n_gpu_layers.as_deref();
-        if asked.is_some_and(|n| n != "0") {
-            log::warn!("--n-gpu-layers: this build has no GPU backend; the model runs on the CPU");
-        }
         let mut flags = Vec::new();
+        match (asked, &self.backend) {
+            (_, Some(b)) => flags.push(("backend", b.clone())),
+            (Some("0"), None) => flags.push(("backend", "cpu".to_owned())),
+            (Some(_), None) if !crate::backend::cuda::driver::is_present() => {
+                log::warn!("--n-gpu-layers: no NVIDIA driver is here; the model runs on the CPU");
+            }
+            _ => {}
+        }
         // As in llama.cpp, a count of 0 or below leaves the choice to the program.
         flags.extend(self.threads.map(|n| ("threads", n.max(0).to_string())));
         flags.extend(self.kv.clone().map(|k| ("kv", k)));

@@ -100,7 +100,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     out::Out::stdout().json(&json!({
         "model": name,
         "threads": app.threads,
-        "kernels": app.isa.name(),
+        "kernels": app.kernels,
         "exact": args.load.exact,
         "load_seconds": loaded.took.as_secs_f64(),
         "weights_bytes": app.plan.resident_bytes + app.plan.expert_bytes,

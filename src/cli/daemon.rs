@@ -107,7 +107,7 @@ impl Daemon {
             text.tokenizer.decode(&[id], false),
             stats.ttft.as_secs_f64() * 1e3,
             app.threads,
-            app.isa.name()
+            app.kernels
         ))
     }
 }

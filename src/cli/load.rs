@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::args::Load;
-use crate::app::{self, App, Options, Prepared};
+use crate::app::{self, App, Choice, Options, Prepared};
 use crate::backend::KvType;
 use crate::config::{Config, Origin};
 use crate::observe::{self, Progress, Unit};
@@ -18,6 +18,11 @@ impl Load {
         // A setting gives way to a model made for less; a flag that cannot be met is refused.
         options.context_at_most = config.get("context").1 != Origin::Flag;
         options.exact = self.exact;
+        options.backend = match config.text("backend") {
+            "cpu" => Choice::Cpu,
+            "cuda" => Choice::Cuda,
+            _ => Choice::Auto,
+        };
         // Exact mode has f32 keys and values unless f16 is asked for in so many words.
         options.kv = match (config.text("kv"), config.get("kv").1) {
             ("f32", _) => Some(KvType::F32),

@@ -109,7 +109,7 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
             "seconds": seconds,
             "load_seconds": loaded.took.as_secs_f64(),
             "threads": app.threads,
-            "kernels": app.isa.name(),
+            "kernels": app.kernels,
             "kv_pages_read": counters.kv_pages_read,
             "experts_fetched": counters.experts_fetched,
             "peak_bytes": load::peak_bytes(),

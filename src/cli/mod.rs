@@ -10,6 +10,7 @@ mod bench;
 mod bench_report;
 pub mod daemon;
 mod inspect;
+mod kernels;
 mod llama;
 mod load;
 mod logits;
@@ -85,6 +86,9 @@ enum Command {
     Pack(pack::Args),
     /// Write a GGUF with random weights in the shape of a published model.
     Synth(synth::Args),
+    /// Compile the CUDA kernels ahead of time.
+    #[command(after_long_help = kernels::EXAMPLES)]
+    Kernels(kernels::KernelsArgs),
     /// Print a completion script for a shell.
     #[command(
         after_long_help = "Example:\n  tegu completions bash > ~/.local/share/bash-completion/completions/tegu"
@@ -152,6 +156,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         }
         Command::Pack(args) => pack::pack(args),
         Command::Synth(args) => synth::synth(args),
+        Command::Kernels(args) => kernels::run(args, common),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "tegu", &mut script);

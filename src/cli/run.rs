@@ -238,7 +238,7 @@ fn to_json(chat: &Chat, answer: &Answer) -> Value {
         "tg_tok_s": out::number(s.tg()),
         "seed": chat.seed(),
         "threads": chat.app.threads,
-        "kernels": chat.app.isa.name(),
+        "kernels": chat.app.kernels,
         "load_seconds": chat.load_seconds,
         "peak_bytes": load::peak_bytes(),
     });

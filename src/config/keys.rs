@@ -72,6 +72,13 @@ pub const KEYS: &[Key] = &[
         None,
         "tokens a sequence may hold; 0: all the model allows",
     ),
+    key(
+        "backend",
+        Kind::Choice(&["auto", "cpu", "cuda"]),
+        "auto",
+        Some("TEGU_BACKEND"),
+        "what runs the model; auto: cuda if a GPU can be used",
+    ),
     key("kv", Kind::Choice(&["f16", "f32"]), "f16", None, "type of the key-value cache"),
     key(
         "log",

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A model file whose every tensor has been found and checked, before loading.
+#[derive(Debug, Clone)]
 pub struct Bound {
     /// Hyperparameters.
     pub hyper: Hyper,

@@ -22,7 +22,7 @@ pub enum Wait {
 /// Oldest driver that is served: JetPack 6 brings 12.2 or later, JetPack 5 stops at 11.4.
 const DRIVER_VERSION_MIN: i32 = 12020;
 /// Functions that this room calls. A library without one is no driver that we know.
-const SYMBOLS: [&str; 33] = [
+const SYMBOLS: [&str; 34] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -53,6 +53,7 @@ const SYMBOLS: [&str; 33] = [
     "cuGraphInstantiateWithFlags",
     "cuGraphLaunch",
     "cuGraphExecDestroy",
+    "cuGraphDestroy",
     "cuModuleLoadData",
     "cuModuleGetFunction",
     "cuLaunchKernel",

@@ -158,14 +158,20 @@ unsafe impl Send for Pinned {}
 impl Pinned {
     /// Allocates `len` zeroed bytes.
     pub fn new(context: &Arc<Context>, len: usize) -> Result<Pinned> {
+        assert!(len > 0);
         context.bind()?;
         // SAFETY: a context is current; flags 0 is ordinary cached host memory, which the CPU may read quickly.
-        let made = unsafe { result::malloc_host(len.max(64), 0) };
+        let made = unsafe { result::malloc_host(len, 0) };
         let ptr =
             made.map_err(|e| failed(format!("pin {} of host memory", Bytes(len as u64)), e))?.cast::<u8>();
         // SAFETY: just allocated with at least this size.
         unsafe { ptr.write_bytes(0, len) };
         Ok(Pinned { ptr, len, context: context.clone() })
+    }
+
+    /// None at all: what stands in for one that is lent out.
+    pub fn empty(context: &Arc<Context>) -> Pinned {
+        Pinned { ptr: std::ptr::NonNull::dangling().as_ptr(), len: 0, context: context.clone() }
     }
 
     /// The bytes.
@@ -183,7 +189,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if self.len > 0 && self.context.bind().is_ok() {
             // SAFETY: allocated in `new`, freed once.
             let _ = unsafe { result::free_host(self.ptr.cast()) };
         }

@@ -2,19 +2,30 @@
 //! the same binary runs on the CPU. Kernels are text in the binary (`kernels/`), compiled for the GPU at hand and kept
 //! in a cache.
 
+pub mod backend;
 pub mod cache;
 pub mod driver;
+pub mod graph;
+mod halves;
+mod latent;
 pub mod launch;
 pub mod memory;
 pub mod model;
 pub mod module;
 pub mod nvrtc;
+pub mod pages;
 pub mod params;
+mod rows;
+pub mod scratch;
+mod step;
 pub mod table;
 #[cfg(test)]
 pub mod testing;
+mod units;
+pub mod usage;
 pub mod weights;
 
+pub use backend::{CudaBackend, CudaOptions, Draft, Plan};
 pub use driver::{Device, Wait};
 pub use memory::{Buffer, Ptr};
 pub use module::{Gpu, Grid, Unit};

@@ -135,6 +135,8 @@ pub struct DevModel {
     pub head: MatrixParams,
     /// Rotary frequencies `(dims/2)` f32.
     pub inv_freq: Ptr,
+    /// What cosines and sines are multiplied by.
+    pub attention_factor: f32,
 }
 
 /// Goes over the matrices in the order of the loader's jobs, and over the vectors in the walk's.
@@ -212,7 +214,8 @@ impl<'a> Walk<'a> {
         let head = if model.hyper.tied_head { embed } else { self.alone(&model.head) };
         let inv_freq = self.vector(&model.rope.inv_freq);
         assert_eq!(self.next, self.stored.len(), "every loaded matrix has a place");
-        Ok(DevModel { embed, layers, final_norm, head, inv_freq })
+        let attention_factor = model.rope.attention_factor;
+        Ok(DevModel { embed, layers, final_norm, head, inv_freq, attention_factor })
     }
 
     /// A layer's routed experts: their shape and their table's address; `None` for a dense layer.

@@ -1,7 +1,7 @@
 //! Kernels from source to functions: compile (or find compiled) by unit, load, launch.
 
 use super::cache::{Cache, Key};
-use super::driver::{Context, Device, failed};
+use super::driver::{Context, Device, Wait, failed};
 use super::nvrtc::{Compiled, Job, Nvrtc, Output};
 use super::params::Params;
 use super::table::{FILES, HEADERS, KernelFile};
@@ -107,6 +107,13 @@ impl Gpu {
     /// Wraps an opened device; kernels are compiled as they are asked for.
     pub fn new(device: Device, cache: Cache) -> Gpu {
         Gpu { device, modules: RefCell::default(), cache, nvrtc: OnceCell::new() }
+    }
+
+    /// The first GPU, with the compiler found too: what is missing is said before anything is loaded.
+    pub fn open() -> Result<Gpu> {
+        let gpu = Gpu::new(Device::open(0, Wait::Block)?, Cache::of_user());
+        gpu.nvrtc()?;
+        Ok(gpu)
     }
 
     /// Its context.

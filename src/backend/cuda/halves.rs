@@ -1,0 +1,169 @@
+//! The rest of a step: grouped-query attention, feed-forward halves, and the head.
+
+use super::launch::expert::{self, Grouped, Step};
+use super::launch::flash::{self, Flash, Keys};
+use super::launch::gemv::{self, Acts, Swiglu};
+use super::launch::rope;
+use super::launch::router::{self, Router};
+use super::memory::Ptr;
+use super::model::{DevGqa, DevLayer, DevMlp, DevMoe};
+use super::rows::Together;
+use super::step::{Cx, experts_of};
+use crate::model::AttnHyper;
+use crate::units::Result;
+
+impl Cx<'_> {
+    pub(super) fn gqa(&self, l: usize, layer: &DevLayer, g: &DevGqa) -> Result<()> {
+        let AttnHyper::Gqa { n_heads, n_kv_heads, head_dim, qk_norm, clip } = self.h.attn else {
+            unreachable!("a layer of grouped-query attention")
+        };
+        let (n, a) = (self.rows.rows, &self.s.attn);
+        let (qw, kw) = (n_heads * head_dim, n_kv_heads * head_dim);
+        let [q, k, v] = &g.qkv;
+        let x = self.norm(layer.attn_norm, &[&q.w, &k.w, &v.w])?;
+        for (l, y, width) in [(q, a.q, qw), (k, a.k, kw), (v, a.v, kw)] {
+            self.product(&l.w, x, n, y, width, false)?;
+        }
+        let append = rope::GqaAppend {
+            seen: self.seen(l, layer, 0),
+            n,
+            q: (a.q, qw),
+            k: (a.k, kw),
+            v: (a.v, kw),
+            bias: g.qkv.map(|l| l.bias),
+            norm: (qk_norm, g.norms),
+            eps: self.h.norm_eps,
+            clip,
+            turns: self.turns(0),
+            heads: n_heads,
+            kv_heads: n_kv_heads,
+            d: head_dim,
+        };
+        rope::gqa_append(self.gpu, &append)?;
+        let alone = self.rows.alone;
+        if alone > 0 {
+            self.attend(l, layer, (0, alone), a.q, a.out, g.sinks)?;
+        }
+        for run in &self.rows.together {
+            self.gqa_run(l, layer, g, run)?;
+        }
+        self.project(&g.o, qw)
+    }
+
+    /// A run whose rows attend together.
+    fn gqa_run(&self, l: usize, layer: &DevLayer, g: &DevGqa, run: &Together) -> Result<()> {
+        let AttnHyper::Gqa { n_heads, n_kv_heads, head_dim, .. } = self.h.attn else {
+            unreachable!("a layer of grouped-query attention")
+        };
+        let width = n_heads * head_dim;
+        let f = Flash {
+            seen: self.seen(l, layer, run.first),
+            n: run.rows,
+            heads: n_heads,
+            some_heads: (0, n_heads),
+            d: head_dim,
+            dv: head_dim,
+            q: self.s.attn.q.f32s(run.first * width),
+            q_stride: width,
+            scale: self.h.softmax_scale,
+            sinks: g.sinks,
+            keys: Keys::Cached { kv_heads: n_kv_heads },
+            out: self.s.attn.out.f32s(run.first * width),
+        };
+        flash::flash(self.gpu, &f)
+    }
+
+    pub(super) fn dense(&self, layer: &DevLayer, m: &DevMlp) -> Result<()> {
+        let x = self.norm(layer.ffn_norm, &[&m.gate, &m.up])?;
+        self.mlp(m, x, self.s.ffn.act, self.s.ffn.act_q)
+    }
+
+    /// A SwiGLU of all rows, added to the residual stream.
+    fn mlp(&self, m: &DevMlp, x: Acts, act: Ptr, act_q: Ptr) -> Result<()> {
+        let (n, width) = (self.rows.rows, m.gate.rows as usize);
+        let act_q = self.q_for(n, &[&m.down], act_q);
+        let s = Swiglu {
+            gate: m.gate,
+            up: m.up,
+            x,
+            rows: n,
+            act,
+            act_q,
+            exact: self.exact,
+            scratch: self.s.work,
+            scratch_bytes: self.s.work_bytes,
+        };
+        gemv::swiglu(self.gpu, &s)?;
+        let x = Acts { f32: act, f32_stride: width, q: act_q };
+        self.product(&m.down, x, n, self.s.x, self.h.hidden, true)
+    }
+
+    pub(super) fn moe(&self, l: usize, layer: &DevLayer, d: &DevMoe) -> Result<()> {
+        let m = self.h.moe.as_ref().expect("a layer with experts");
+        let (n, f) = (self.rows.rows, &self.s.ffn);
+        let e = experts_of(d, m);
+        let mut against = vec![&d.shape.gate, &d.shape.up];
+        against.extend(d.shared.iter().flat_map(|s| [&s.gate, &s.up]));
+        let x = self.norm(layer.ffn_norm, &against)?;
+        // A routing decision is worth full precision, whatever the codec.
+        self.product_exact(&d.router, x, n, f.router, m.n_experts, false, true)?;
+        let route = Router {
+            logits: f.router,
+            rows: n,
+            bias: d.bias,
+            given: if self.replay { self.s.given } else { Ptr::NULL },
+            record: self.s.made,
+            route: (self.h.n_layers * m.n_picked, l * m.n_picked),
+            picks: f.picks,
+        };
+        router::pick(self.gpu, m, &route)?;
+        let picks = n * m.n_picked;
+        let grouped = Grouped::at(f.grouped, picks, m.n_experts);
+        let step = Step {
+            rows: n,
+            picks: f.picks,
+            grouped: &grouped,
+            act: f.act,
+            act_q: self.q_for(n, &[&e.down], f.act_q),
+            exact: self.exact,
+            scratch: self.s.work,
+            scratch_bytes: self.s.work_bytes,
+        };
+        if n > gemv::ROWS_MAX && !self.exact {
+            expert::group(self.gpu, &e, f.picks, picks, &grouped)?;
+        }
+        expert::gate_up(self.gpu, &e, &x, &step)?;
+        expert::down(self.gpu, &e, &step, self.s.x)?;
+        match &d.shared {
+            Some(s) => self.mlp(s, x, f.shared, f.shared_q),
+            None => Ok(()),
+        }
+    }
+
+    /// Final norm and logits of wanted rows `first..first + n` into the logits buffer.
+    pub fn head(&self, first: usize, n: usize) -> Result<()> {
+        let hidden = self.h.hidden;
+        let index = self.rows.wanted_at().f32s(first);
+        let (s, head) = (self.s, &self.model.head);
+        let q = self.q_for(n, &[head], s.normed_q);
+        self.norm_rows(s.x, index, n, self.model.final_norm, hidden, s.normed, q)?;
+        let x = Acts { f32: s.normed, f32_stride: hidden, q };
+        self.product(head, x, n, s.logits, self.h.vocab, false)
+    }
+
+    /// The final norm of every row, as f32.
+    pub fn final_norm(&self) -> Result<()> {
+        let (n, hidden) = (self.rows.rows, self.h.hidden);
+        self.norm_rows(self.s.x, Ptr::NULL, n, self.model.final_norm, hidden, self.s.normed, Ptr::NULL)
+    }
+}
+
+/// True if grouped-query attention of whole runs has a kernel for this model.
+pub fn runs_together(h: &crate::model::Hyper, kv: crate::backend::KvType) -> bool {
+    match h.attn {
+        AttnHyper::Gqa { n_heads, head_dim, .. } => {
+            flash::unit(kv, head_dim, head_dim, &[n_heads * head_dim]).is_some()
+        }
+        AttnHyper::Mla { .. } => false,
+    }
+}
