@@ -16,10 +16,11 @@ struct ProductParams {
 };
 static_assert(sizeof(ProductParams) == 152, "launch/gemv.rs");
 
-#define WARPS 4
+// A matrix with few tiles leaves most multiprocessors idle: its blocks have more warps, each with fewer columns.
+constexpr int WARPS = 4, WARPS_WIDE = codec_row(CODEC).part == DENSE ? 16 : 8;
 
-template <int B, bool EXACT> __device__ __forceinline__ void product(const ProductParams& p) {
-  __shared__ f32 sums[WARPS][B][TILE_ROWS];
+template <int B, bool EXACT, int W> __device__ __forceinline__ void product(const ProductParams& p) {
+  __shared__ f32 sums[W][B][TILE_ROWS];
   const u32 tile = blockIdx.x, head = blockIdx.y, first = blockIdx.z * B, warp = threadIdx.x / 32;
   const Planes w(p.w, p.w.base + head * p.w_step);
   const XRows x = {p.x + head * p.x_step, p.x_row, p.q + head * p.q_step, p.q_row};
@@ -30,31 +31,35 @@ template <int B, bool EXACT> __device__ __forceinline__ void product(const Produ
   dot.clear();
   const u32 steps = dot.steps(w);
 #pragma unroll(B == 1 ? 2 : 1)
-  for (u32 s = warp; s < steps; s += WARPS) dot.step(w, tile, s, x, row, 1.f);
+  for (u32 s = warp; s < steps; s += W) dot.step(w, tile, s, x, row, 1.f);
   dot.reduce(sums[warp]);
   __syncthreads();
-  for (u32 i = threadIdx.x; i < B * TILE_ROWS; i += 32 * WARPS) {
+  for (u32 i = threadIdx.x; i < B * TILE_ROWS; i += 32 * W) {
     const u32 b = i / TILE_ROWS, r = i % TILE_ROWS, out = tile * TILE_ROWS + r;
     if (first + b >= p.rows || out >= w.rows) continue;
     f32 sum = sums[0][b][r];
 #pragma unroll
-    for (int s = 1; s < WARPS; s++) sum += sums[s][b][r];
+    for (int s = 1; s < W; s++) sum += sums[s][b][r];
     f32* y = p.y + head * p.y_step + (first + b) * p.y_row + out;
     *y = p.add ? *y + sum : sum;
   }
 }
 
 // BLOCKS to an SM give the compiler its registers: left to itself it spills a few bytes to gain a block.
-#define PRODUCT(name, B, EXACT, BLOCKS) \
-  extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) name(const __grid_constant__ ProductParams p) { \
-    product<B, EXACT>(p);                                                                \
+#define PRODUCT(name, B, EXACT, W, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(32 * W, BLOCKS) name(const __grid_constant__ ProductParams p) { \
+    product<B, EXACT, W>(p);                                                             \
   }
 
-PRODUCT(gemv_r1, 1, false, 4)
-PRODUCT(gemv_r2, 2, false, 4)
-PRODUCT(gemv_r4, 4, false, 3)
-PRODUCT(gemv_r8, 8, false, 2)
-PRODUCT(gemv_exact, 4, true, 2)
+PRODUCT(gemv_r1, 1, false, WARPS, 4)
+PRODUCT(gemv_r2, 2, false, WARPS, 4)
+PRODUCT(gemv_r4, 4, false, WARPS, 3)
+PRODUCT(gemv_r8, 8, false, WARPS, 2)
+PRODUCT(gemv_w1, 1, false, WARPS_WIDE, 1)
+PRODUCT(gemv_w2, 2, false, WARPS_WIDE, 1)
+PRODUCT(gemv_w4, 4, false, WARPS_WIDE, 1)
+PRODUCT(gemv_w8, 8, false, WARPS_WIDE, 1)
+PRODUCT(gemv_exact, 4, true, WARPS, 2)
 
 struct SwigluParams {
   Matrix gate, up;

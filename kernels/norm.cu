@@ -4,7 +4,7 @@
 // and 25 more to quantize it (a warp takes a group of 32 and agrees on its largest by shuffles).
 #include "quantize.cuh"
 
-#define THREADS 512
+#define THREADS 1024
 #define WARPS (THREADS / 32)
 
 struct NormParams {
@@ -26,7 +26,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) rms_norm(const __grid_cons
   const f32* x = p.x + row * p.x_row;
   f32 sum = 0;
 #pragma unroll 4
-  for (u32 k = threadIdx.x; k < p.n; k += THREADS) sum = fmaf(x[k], x[k], sum);
+  for (u32 k = threadIdx.x; k < p.n; k += THREADS) {
+    const f32 v = x[k];
+    sum = fmaf(v, v, sum);
+  }
 #pragma unroll
   for (int w = 16; w > 0; w /= 2) sum += __shfl_xor_sync(~0u, sum, w);
   if (threadIdx.x % 32 == 0) sums[warp] = sum;

@@ -43,7 +43,8 @@ fn run(app: &mut App, ids: &[u32], options: EvalOptions) -> (Vec<f32>, Vec<u32>)
 
 fn max_abs(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    let d = a.iter().zip(b).map(|(a, b)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() });
+    let d =
+        a.iter().zip(b).map(|(a, b)| if a.is_nan() || b.is_nan() { f32::INFINITY } else { (a - b).abs() });
     d.fold(0.0, f32::max)
 }
 
@@ -102,7 +103,8 @@ fn chunks_and_company_stay_within_the_tolerance() {
                 if batch > 1 && app.engine.hyper().moe.is_some() {
                     continue;
                 }
-                let (got, _) = run(&mut app, &ids, EvalOptions { chunk, batch, routes, ..EvalOptions::default() });
+                let (got, _) =
+                    run(&mut app, &ids, EvalOptions { chunk, batch, routes, ..EvalOptions::default() });
                 let d = max_abs(&got, &want);
                 assert!(d <= tolerance, "{} exact {exact} chunk {chunk} batch {batch}: {d}", path.display());
             }

@@ -95,7 +95,8 @@ unsafe impl Params for ProductParams {}
 /// f32 ones.
 fn choose(codec: Codec, q: Ptr, exact: bool, rows: usize) -> (usize, usize) {
     match rows {
-        _ if exact || !codec.is_dense() && q.is_null() => (4, 4),
+        // Dense codecs meet f32 activations anyway.
+        _ if !codec.is_dense() && (exact || q.is_null()) => (4, 4),
         1 => (0, 1),
         2 => (1, 2),
         3..=4 => (2, 4),
@@ -127,9 +128,16 @@ pub fn product(gpu: &Gpu, p: &Product) -> Result<()> {
         rows: p.rows as u32,
         add: u32::from(p.add),
     };
-    let blocks = [tiles(p.w.rows as usize) as u32, p.heads as u32, p.rows.div_ceil(rows) as u32];
-    let name = ["gemv_r1", "gemv_r2", "gemv_r4", "gemv_r8", "gemv_exact"][kernel];
-    gpu.launch(unit("gemv", codec), name, Grid { blocks, threads: 128, shared_bytes: 0 }, &params)
+    let tiles = tiles(p.w.rows as usize);
+    let blocks = [tiles as u32, p.heads as u32, p.rows.div_ceil(rows) as u32];
+    // By the shape and the GPU alone, so that the order of a row's sum is the same in every batch.
+    let wide = kernel < 4 && tiles * p.heads <= 2 * gpu.device.multiprocessors as usize;
+    let (names, warps) = match wide {
+        false => (["gemv_r1", "gemv_r2", "gemv_r4", "gemv_r8", "gemv_exact"], 4),
+        true => (["gemv_w1", "gemv_w2", "gemv_w4", "gemv_w8", ""], if codec.is_dense() { 16 } else { 8 }),
+    };
+    let (name, threads) = (names[kernel], 32 * warps);
+    gpu.launch(unit("gemv", codec), name, Grid { blocks, threads, shared_bytes: 0 }, &params)
 }
 
 /// `act = silu(gate x) * (up x)`.

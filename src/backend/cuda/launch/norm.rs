@@ -62,7 +62,7 @@ pub fn rms(gpu: &Gpu, a: &Norm) -> Result<()> {
     gpu.launch(
         UNIT,
         "rms_norm",
-        Grid { blocks: [a.rows as u32, 1, 1], threads: 512, shared_bytes: 0 },
+        Grid { blocks: [a.rows as u32, 1, 1], threads: 1024, shared_bytes: 0 },
         &params,
     )
 }
