@@ -431,20 +431,19 @@ impl Backend for CudaBackend {
         let small = self.rows.together.is_empty()
             && self.rows.rows <= super::launch::gemv::ROWS_MAX
             && self.rows.wanted.len() <= LOGIT_ROWS;
-        let made: Vec<ExpertId>;
-        if tokens && plain && small {
+        let made: Vec<ExpertId> = if tokens && plain && small {
             self.small_step()?;
             let logits = 4 * self.rows.wanted.len() * self.hyper.vocab;
             let bytes = self.out.bytes();
             out.logits.extend_from_slice(bytemuck::cast_slice(&bytes[..logits]));
-            made = bytemuck::cast_slice(&bytes[logits..logits + 4 * picks]).to_vec();
+            bytemuck::cast_slice(&bytes[logits..logits + 4 * picks]).to_vec()
         } else {
             self.large_step(plan, out)?;
             let mut picked = vec![0; picks];
             self.gpu.device.copy_out(&mut picked, self.scratch.made)?;
             self.gpu.device.synchronize()?;
-            made = picked;
-        }
+            picked
+        };
         self.routes(plan, &made, out);
         self.count_pages(plan);
         Ok(())

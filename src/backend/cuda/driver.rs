@@ -6,6 +6,7 @@
 use crate::units::{Error, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +23,7 @@ pub enum Wait {
 /// Oldest driver that is served: JetPack 6 brings 12.2 or later, JetPack 5 stops at 11.4.
 const DRIVER_VERSION_MIN: i32 = 12020;
 /// Functions that this room calls. A library without one is no driver that we know.
-const SYMBOLS: [&str; 34] = [
+const SYMBOLS: [&str; 38] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -48,6 +49,10 @@ const SYMBOLS: [&str; 34] = [
     "cuStreamCreate",
     "cuStreamSynchronize",
     "cuStreamDestroy_v2",
+    "cuStreamWaitEvent",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventDestroy_v2",
     "cuStreamBeginCapture_v2",
     "cuStreamEndCapture",
     "cuGraphInstantiateWithFlags",
@@ -176,6 +181,11 @@ pub struct Device {
     /// Shared memory a block may ask for.
     pub shared_bytes_max: u32,
     stream: sys::CUstream,
+    /// A second stream for short independent work, and the events that tie it to the first.
+    side: sys::CUstream,
+    fork: sys::CUevent,
+    join: sys::CUevent,
+    aside: Cell<bool>,
 }
 
 // SAFETY: streams may be used from any thread whose current context is theirs; `bind` sees to that.
@@ -214,8 +224,15 @@ impl Device {
         let raw = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("make a context", e))?;
         let context = Arc::new(Context { device, raw, allocated_bytes: AtomicU64::new(0) });
         context.bind()?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(|e| failed("make a stream", e))?;
+        let stream = || {
+            result::stream::create(result::stream::StreamKind::NonBlocking)
+                .map_err(|e| failed("make a stream", e))
+        };
+        let event = || {
+            result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+                .map_err(|e| failed("make an event", e))
+        };
+        let (stream, side, fork, join) = (stream()?, stream()?, event()?, event()?);
         Ok(Device {
             context,
             name,
@@ -225,12 +242,39 @@ impl Device {
             integrated,
             shared_bytes_max,
             stream,
+            side,
+            fork,
+            join,
+            aside: Cell::new(false),
         })
     }
 
-    /// The stream's handle.
+    /// The handle of the stream that work goes to now.
     pub(super) fn stream(&self) -> sys::CUstream {
-        self.stream
+        if self.aside.get() { self.side } else { self.stream }
+    }
+
+    /// Puts `side`'s work beside `main`'s: both start after what is on the stream, and what follows waits for both. They
+    /// must not write what the other touches. Not nested.
+    pub fn beside(&self, side: impl FnOnce() -> Result<()>, main: impl FnOnce() -> Result<()>) -> Result<()> {
+        assert!(!self.aside.get(), "not nested");
+        self.wait_for(self.fork, self.stream, self.side)?;
+        self.aside.set(true);
+        let of_side = side();
+        self.aside.set(false);
+        let of_main = main();
+        // Joined whatever happened: a recording cannot end with a loose branch.
+        self.wait_for(self.join, self.side, self.stream)?;
+        of_side.and(of_main)
+    }
+
+    /// What is put on `later` from now on waits for what is on `earlier` now.
+    fn wait_for(&self, event: sys::CUevent, earlier: sys::CUstream, later: sys::CUstream) -> Result<()> {
+        // SAFETY: the event and both streams live as long as self.
+        unsafe { result::event::record(event, earlier) }.map_err(|e| failed("record an event", e))?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as above.
+        unsafe { result::stream::wait_event(later, event, flags) }.map_err(|e| failed("wait for an event", e))
     }
 
     /// Waits until the stream is empty.
@@ -243,7 +287,12 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: made in `open`, destroyed once.
-        let _ = unsafe { result::stream::destroy(self.stream) };
+        // SAFETY: all made in `open`, destroyed once.
+        unsafe {
+            let _ = result::event::destroy(self.fork);
+            let _ = result::event::destroy(self.join);
+            let _ = result::stream::destroy(self.side);
+            let _ = result::stream::destroy(self.stream);
+        }
     }
 }

@@ -80,13 +80,18 @@ impl Cx<'_> {
 
     /// A SwiGLU of all rows, added to the residual stream.
     fn mlp(&self, m: &DevMlp, x: Acts, act: Ptr, act_q: Ptr) -> Result<()> {
-        let (n, width) = (self.rows.rows, m.gate.rows as usize);
-        let act_q = self.q_for(n, &[&m.down], act_q);
+        let act_q = self.swiglu(m, x, act, act_q)?;
+        self.down(m, act, act_q)
+    }
+
+    /// Its first half; returns the quantized activations' address, null if there are none.
+    fn swiglu(&self, m: &DevMlp, x: Acts, act: Ptr, act_q: Ptr) -> Result<Ptr> {
+        let act_q = self.q_for(self.rows.rows, &[&m.down], act_q);
         let s = Swiglu {
             gate: m.gate,
             up: m.up,
             x,
-            rows: n,
+            rows: self.rows.rows,
             act,
             act_q,
             exact: self.exact,
@@ -94,17 +99,37 @@ impl Cx<'_> {
             scratch_bytes: self.s.work_bytes,
         };
         gemv::swiglu(self.gpu, &s)?;
-        let x = Acts { f32: act, f32_stride: width, q: act_q };
-        self.product(&m.down, x, n, self.s.x, self.h.hidden, true)
+        Ok(act_q)
+    }
+
+    /// Its second half.
+    fn down(&self, m: &DevMlp, act: Ptr, q: Ptr) -> Result<()> {
+        let x = Acts { f32: act, f32_stride: m.gate.rows as usize, q };
+        self.product(&m.down, x, self.rows.rows, self.s.x, self.h.hidden, true)
     }
 
     pub(super) fn moe(&self, l: usize, layer: &DevLayer, d: &DevMoe) -> Result<()> {
-        let m = self.h.moe.as_ref().expect("a layer with experts");
         let (n, f) = (self.rows.rows, &self.s.ffn);
-        let e = experts_of(d, m);
         let mut against = vec![&d.shape.gate, &d.shape.up];
         against.extend(d.shared.iter().flat_map(|s| [&s.gate, &s.up]));
         let x = self.norm(layer.ffn_norm, &against)?;
+        let Some(shared) = &d.shared else { return self.routed(l, d, x) };
+        if shared.gate.codec != shared.up.codec {
+            // Different codecs take working memory, which the routed part may be using.
+            self.routed(l, d, x)?;
+            return self.mlp(shared, x, f.shared, f.shared_q);
+        }
+        // The shared experts' first half needs nothing of the routed ones; both add to the residual stream in turn.
+        let first_half = || self.swiglu(shared, x, f.shared, f.shared_q).map(drop);
+        self.beside(n, first_half, || self.routed(l, d, x))?;
+        self.down(shared, f.shared, self.q_for(n, &[&shared.down], f.shared_q))
+    }
+
+    /// The routed experts, added to the residual stream.
+    fn routed(&self, l: usize, d: &DevMoe, x: Acts) -> Result<()> {
+        let m = self.h.moe.as_ref().expect("a layer with experts");
+        let (n, f) = (self.rows.rows, &self.s.ffn);
+        let e = experts_of(d, m);
         // A routing decision is worth full precision, whatever the codec.
         self.product_exact(&d.router, x, n, f.router, m.n_experts, false, true)?;
         let route = Router {
@@ -133,11 +158,7 @@ impl Cx<'_> {
             expert::group(self.gpu, &e, f.picks, picks, &grouped)?;
         }
         expert::gate_up(self.gpu, &e, &x, &step)?;
-        expert::down(self.gpu, &e, &step, self.s.x)?;
-        match &d.shared {
-            Some(s) => self.mlp(s, x, f.shared, f.shared_q),
-            None => Ok(()),
-        }
+        expert::down(self.gpu, &e, &step, self.s.x)
     }
 
     /// Final norm and logits of wanted rows `first..first + n` into the logits buffer.

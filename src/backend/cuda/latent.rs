@@ -56,19 +56,8 @@ impl Cx<'_> {
         let (n, a) = (self.rows.rows, &self.s.attn);
         let first = m.q_a.map_or(m.q_b.w, |(a, _)| a.w);
         let x = self.norm(layer.attn_norm, &[&first, &m.kv_a.w])?;
-        self.product(&m.kv_a.w, x, n, a.k, w.row(), false)?;
-        match &m.q_a {
-            None => self.product(&m.q_b.w, x, n, a.q, w.heads * w.q(), false)?,
-            Some((low, weight)) => {
-                let rank = low.w.rows as usize;
-                self.product(&low.w, x, n, a.q_low[0], rank, false)?;
-                self.bias(low, n, a.q_low[0], rank)?;
-                let q = self.q_for(n, &[&m.q_b.w], a.act_q);
-                self.norm_rows(a.q_low[0], Ptr::NULL, n, *weight, rank, a.q_low[1], q)?;
-                let low = Acts { f32: a.q_low[1], f32_stride: rank, q };
-                self.product(&m.q_b.w, low, n, a.q, w.heads * w.q(), false)?;
-            }
-        }
+        let keys = || self.product(&m.kv_a.w, x, n, a.k, w.row(), false);
+        self.beside(n, keys, || self.queries(m, x))?;
         let alone = self.rows.alone;
         for first in (0..alone).step_by(ABSORBED_ROWS) {
             self.absorbed(l, layer, m, first, ABSORBED_ROWS.min(alone - first))?;
@@ -78,6 +67,22 @@ impl Cx<'_> {
             self.made(l, layer, m, run)?;
         }
         self.project(&m.o, w.heads * w.v)
+    }
+
+    /// All heads' queries, through the bottleneck if there is one.
+    fn queries(&self, m: &DevMla, x: Acts) -> Result<()> {
+        let w = Widths::of(self.h);
+        let (n, a) = (self.rows.rows, &self.s.attn);
+        let Some((low, weight)) = &m.q_a else {
+            return self.product(&m.q_b.w, x, n, a.q, w.heads * w.q(), false);
+        };
+        let rank = low.w.rows as usize;
+        self.product(&low.w, x, n, a.q_low[0], rank, false)?;
+        self.bias(low, n, a.q_low[0], rank)?;
+        let q = self.q_for(n, &[&m.q_b.w], a.act_q);
+        self.norm_rows(a.q_low[0], Ptr::NULL, n, *weight, rank, a.q_low[1], q)?;
+        let low = Acts { f32: a.q_low[1], f32_stride: rank, q };
+        self.product(&m.q_b.w, low, n, a.q, w.heads * w.q(), false)
     }
 
     /// Rope, norm and the append to pages of some rows; absorbed rows' rope parts go to `q_latent`.

@@ -57,6 +57,21 @@ impl Cx<'_> {
         rows <= gemv::ROWS_MAX && !self.exact
     }
 
+    /// Two pieces of work that do not touch each other's results: side by side for few rows, whose kernels leave most of
+    /// the GPU idle and need no working memory; one after the other for many, which share it.
+    pub(super) fn beside(
+        &self,
+        rows: usize,
+        side: impl FnOnce() -> Result<()>,
+        main: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        if self.few(rows) {
+            return self.gpu.device.beside(side, main);
+        }
+        side()?;
+        main()
+    }
+
     /// A buffer for quantized rows if one of `against` wants them, else null.
     pub(super) fn q_for(&self, rows: usize, against: &[&MatrixParams], buffer: Ptr) -> Ptr {
         let wants = self.few(rows) && against.iter().any(|w| gemv::wants_q(w.codec(), self.exact));
