@@ -302,7 +302,9 @@ impl Prepared {
             }
         };
         let context = self.plan.context_tokens;
-        let engine = Engine::new(backend, hyper, self.pages, context, self.options.mla);
+        let model_id = crate::engine::model_id(&self.source, &hyper)?;
+        let mut engine = Engine::new(backend, hyper, self.pages, context, self.options.mla);
+        engine.set_model_id(model_id);
         Ok(App { source: self.source, engine, plan: self.plan, kernels, threads })
     }
 }

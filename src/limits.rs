@@ -53,3 +53,9 @@ pub const TEMPLATE_OUTPUT_MAX: usize = 64 << 20;
 pub const STOPS_MAX: usize = 64;
 /// Bytes of one stop string: text as long as the longest is held back from the reader.
 pub const STOP_BYTES_MAX: usize = 4_096;
+/// Bytes of a session file's header: five short fields.
+pub const SESSION_HEADER_MAX: u32 = 4_096;
+/// Bytes of a session's name, which is part of a file name.
+pub const SESSION_NAME_MAX: usize = 64;
+/// Sessions held at once: each holds its tokens, and blocks of the cache that are written to disk rather than forgotten.
+pub const SESSIONS_MAX: usize = 1_024;

@@ -6,6 +6,7 @@ mod cuda;
 mod engine;
 mod golden;
 mod pack;
+mod sequences;
 mod service;
 mod support;
 mod tidy;

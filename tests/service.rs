@@ -26,6 +26,8 @@ pub fn ask(prompt: &[u32], samplers: Vec<Sampler>, max_new: usize) -> Submit {
         class: Class::Interactive,
         deadline: None,
         client: "test".into(),
+        slide: None,
+        session: None,
     }
 }
 
@@ -246,4 +248,100 @@ fn stopping_waits_for_open_answers_within_reason() {
     let never = service.handle().submit(ask(&prompt(10, 1), vec![greedy()], 20)).unwrap();
     service.stop(Duration::from_millis(10));
     assert!(matches!(read(never), Err(Error::Stopped(_))));
+}
+
+/// A service whose sessions go to `folder`.
+fn with_sessions(name: &str, folder: &std::path::Path) -> Service {
+    start(name, Limits { session_folder: Some(folder.into()), ..Limits::default() })
+}
+
+#[test]
+fn a_saved_session_goes_on_in_another_process_without_reading() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["llama", "deepseek-v3"] {
+        let p = prompt(40, 7);
+        let service = with_sessions(name, folder.path());
+        let whole = read(service.handle().submit(ask(&p, vec![greedy()], 30)).unwrap()).unwrap();
+        service.stop(Duration::ZERO);
+        let service = with_sessions(name, folder.path());
+        let handle = service.handle();
+        let mut first = ask(&p, vec![greedy()], 12);
+        first.session = Some("talk".into());
+        let begun = read(handle.submit(first).unwrap()).unwrap();
+        assert_eq!(begun[0].0[..], whole[0].0[..12]);
+        let saved = handle.save_session("talk").unwrap();
+        assert_eq!((saved.tokens, saved.cached_tokens), (52, 51));
+        // Stopping saves too.
+        service.stop(Duration::from_secs(5));
+        let service = with_sessions(name, folder.path());
+        let handle = service.handle();
+        assert_eq!(handle.sessions().unwrap()[0].tokens, 0, "on disk only");
+        let restored = handle.restore_session("talk").unwrap();
+        assert_eq!(
+            (restored.tokens, restored.cached_tokens, restored.file_bytes),
+            (52, 51, saved.file_bytes)
+        );
+        let tokens = handle.session_tokens("talk").unwrap();
+        let on = read(handle.submit(ask(&tokens, vec![greedy()], 18)).unwrap()).unwrap();
+        assert_eq!(on[0].0[..], whole[0].0[12..], "{name}");
+        let stats = on[0].1.unwrap().1;
+        assert_eq!((stats.prefilled, stats.reused), (0, 52), "{name}");
+        assert_eq!(handle.metrics().prefill_tokens, 0);
+        assert_eq!(handle.delete_session("talk").unwrap().tokens, 52);
+        assert!(handle.sessions().unwrap().is_empty());
+        let gone = handle.restore_session("talk").unwrap_err().to_string();
+        assert!(gone.contains("session"), "{gone}");
+    }
+}
+
+#[test]
+fn a_session_that_is_not_whole_is_refused_and_the_old_one_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = with_sessions("llama", folder.path());
+    let handle = service.handle();
+    let mut submit = ask(&prompt(40, 7), vec![greedy()], 5);
+    submit.session = Some("a.b-c_1".into());
+    read(handle.submit(submit).unwrap()).unwrap();
+    handle.save_session("a.b-c_1").unwrap();
+    let file = folder.path().join("a.b-c_1.session");
+    let good = std::fs::read(&file).unwrap();
+    let refused = |bytes: &[u8], what: &str| {
+        std::fs::write(&file, bytes).unwrap();
+        let error = handle.restore_session("a.b-c_1").unwrap_err().to_string();
+        assert!(error.contains(what), "{what}: {error}");
+    };
+    for cut in [0, 7, 15, 40, good.len() / 2, good.len() - 1] {
+        refused(&good[..cut], "a.b-c_1.session");
+    }
+    for at in (0..good.len()).step_by(good.len() / 97 + 1) {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        refused(&bad, "a.b-c_1.session");
+    }
+    let mut longer = good.clone();
+    longer.push(0);
+    refused(&longer, "length");
+    std::fs::write(&file, &good).unwrap();
+    assert_eq!(handle.restore_session("a.b-c_1").unwrap().cached_tokens, 44);
+    // Another model's.
+    let other = with_sessions("qwen2", folder.path());
+    let error = other.handle().restore_session("a.b-c_1").unwrap_err().to_string();
+    assert!(error.contains("model: expected"), "{error}");
+    // What a killed process left half written is swept and never read.
+    let half = folder.path().join(".a.b-c_1.session.4242.part");
+    std::fs::write(&half, &good[..good.len() / 3]).unwrap();
+    drop(service);
+    let service = with_sessions("llama", folder.path());
+    assert_eq!(service.handle().restore_session("a.b-c_1").unwrap().cached_tokens, 44);
+    assert!(!half.exists());
+    for name in ["", "..", "a/b", ".hidden", "ä", &"x".repeat(65)] {
+        assert!(service.handle().save_session(name).is_err(), "{name:?}");
+    }
+    let mut submit = ask(&prompt(4, 7), vec![greedy()], 1);
+    submit.session = Some("../up".into());
+    assert!(service.handle().submit(submit).is_err());
+    drop(service);
+    let none = start("llama", Limits::default());
+    let error = none.handle().restore_session("x").unwrap_err().to_string();
+    assert!(error.contains("session folder"), "{error}");
 }

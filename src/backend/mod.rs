@@ -5,6 +5,7 @@ pub mod cpu;
 pub mod cuda;
 
 use crate::kv::PageId;
+use crate::model::{AttnHyper, Hyper};
 use crate::units::{ExpertId, Result, TokenId};
 use std::ops::Range;
 
@@ -18,6 +19,14 @@ pub enum KvType {
 }
 
 impl KvType {
+    /// What flags and files call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+        }
+    }
+
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
@@ -25,6 +34,15 @@ impl KvType {
             KvType::F16 => 2,
         }
     }
+}
+
+/// Bytes of `tokens` positions in the canonical serial form ([`Backend::export`]).
+pub fn serial_bytes(h: &Hyper, kv: KvType, tokens: usize) -> usize {
+    let row = match h.attn {
+        AttnHyper::Mla { kv_lora_rank, rope_dim, .. } => kv_lora_rank + rope_dim,
+        AttnHyper::Gqa { n_kv_heads, head_dim, .. } => 2 * n_kv_heads * head_dim,
+    };
+    tokens * h.n_layers * row * kv.bytes()
 }
 
 /// The order of latent attention's products. Both give the same result up to rounding.
@@ -119,6 +137,16 @@ pub trait Backend: Send {
 
     /// Bytes of one page, all layers.
     fn page_bytes(&self) -> usize;
+
+    /// Element type of the cache.
+    fn kv_type(&self) -> KvType;
+
+    /// Gives the memory of pages that no one uses back to the system, as far as it can; returns the bytes. What the pages
+    /// held is lost.
+    fn discard(&mut self, pages: &[PageId]) -> u64 {
+        let _ = pages; // a backend whose memory is not the system's keeps it
+        0
+    }
 
     /// Copies a page's contents.
     fn copy_page(&mut self, from: PageId, to: PageId);

@@ -1,41 +1,62 @@
 //! The step: sequences are prefilled in chunks, then decoded together.
 
+use super::cached::order;
 use super::request::{Done, Event, Goal, Request, SeqId, Stats};
 use super::sequence::Sequence;
 use super::{Budget, Engine, check_prompt};
-use crate::backend::{Input, MlaOrder, Run, StepPlan, Want};
-use crate::kv::BlockTable;
-use crate::units::{Result, TokenId};
-use std::time::Instant;
+use crate::backend::{Input, Run, StepPlan, Want};
+use crate::model::AttnHyper;
+use crate::units::{Error, Result, TokenId};
+use std::time::{Duration, Instant};
 
 impl Engine {
     /// Takes a request. `reuse` continues in the cache of an earlier sequence, which is closed: the tokens that both
     /// begin with are not read again.
     pub fn open(&mut self, request: Request, reuse: Option<SeqId>) -> Result<SeqId> {
         check_prompt(&request.prompt, self.hyper.vocab, self.context_tokens)?;
-        let mut table = BlockTable::default();
+        if request.slide.is_some() && matches!(self.hyper.attn, AttnHyper::Mla { .. }) {
+            let found = format!("latent attention ({})", self.hyper.arch);
+            return Err(Error::bad("request", "slide", "a model with grouped-query attention", found));
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut s = Sequence::new(id, request, self.hyper.hidden);
         if let Some(i) = reuse.and_then(|id| self.seqs.iter().position(|s| s.id == id)) {
             let old = self.seqs.remove(i);
-            table = old.table;
-            // At least one token must be read to give logits, and all of them to be averaged.
-            let most = match request.goal {
-                Goal::Embed => 0,
-                Goal::Generate { .. } => request.prompt.len() - 1,
-            };
-            let same = old.tokens.iter().zip(&request.prompt).take_while(|(a, b)| a == b).count();
-            table.truncate(&mut self.pool, same.min(table.tokens).min(most), self.stride);
+            self.hand_over(old, &mut s);
+        } else if !s.prefix {
+            self.begin_at(&mut s, 0);
         }
-        let (id, reused) = (self.next_id, table.tokens);
-        self.next_id += 1;
-        let new = request.prompt.len() - reused;
-        let order = self.prompt_order(new, reused);
-        self.seqs.push(Sequence::new(id, request, table, order, self.hyper.hidden));
+        self.seqs.push(s);
         Ok(id)
     }
 
-    /// Gives back a sequence's pages, at any moment.
+    /// Gives a sequence the pages of an earlier one, as far as both have the same tokens.
+    fn hand_over(&mut self, old: Sequence, s: &mut Sequence) {
+        let same = old.tokens.iter().zip(&s.tokens).take_while(|(a, b)| a == b).count();
+        // At least one token must be read to give logits, and all of them to be averaged.
+        let most = if matches!(s.goal, Goal::Embed) { 0 } else { s.prompt_len - 1 };
+        let found = same.min(old.table.tokens);
+        (s.table, s.tags) = (old.table, old.tags);
+        s.table.truncate(&mut self.pool, found.min(most), self.stride);
+        s.tags.truncate(found.min(most));
+        self.begin_at(s, found.min(most));
+    }
+
+    /// A sequence begins with `found` tokens that it holds already.
+    fn begin_at(&mut self, s: &mut Sequence, found: usize) {
+        s.attached = true;
+        s.start(found);
+        s.order = self.prompt_order(s.prompt_len - found, found);
+    }
+
+    /// Gives back a sequence's pages, at any moment. What it computed stays in the prefix tree while there is room, if it was
+    /// opened so.
     pub fn close(&mut self, seq: SeqId) {
         if let Some(i) = self.seqs.iter().position(|s| s.id == seq) {
+            if self.seqs[i].prefix {
+                self.fold(i, true);
+            }
             let s = self.seqs.remove(i);
             self.release(s.table);
         }
@@ -75,6 +96,7 @@ impl Engine {
         if batch.is_empty() {
             return events;
         }
+        self.steps += 1;
         let started = Instant::now();
         if let Err(e) = self.run_batch(&batch) {
             for &(i, _) in &batch {
@@ -84,30 +106,54 @@ impl Engine {
             return events;
         }
         let took = started.elapsed();
-        let vocab = self.hyper.vocab;
+        self.learn(batch.iter().map(|&(_, n)| n).sum(), took);
+        self.take_results(&batch, took, &mut events);
+        for &(i, _) in &batch {
+            let s = &mut self.seqs[i];
+            if s.done.is_some() && s.prefix {
+                // Nothing more comes: what it holds is the tree's to keep or to let go.
+                self.fold(i, true);
+                self.seqs[i].detach(&mut self.pool);
+            } else if s.must_slide {
+                s.slide_on(&mut self.pool, self.stride);
+            } else if s.prefix && s.in_prompt() | (s.stats.generated <= 1) {
+                // Others that begin alike need not wait for the answer.
+                self.fold(i, false);
+            }
+        }
+        events
+    }
+
+    /// Counts the rows of a step, and takes a token wherever all are read.
+    fn take_results(&mut self, batch: &[(usize, usize)], took: Duration, events: &mut Vec<Event>) {
+        let (vocab, hidden) = (self.hyper.vocab, self.hyper.hidden);
         let mut logits = std::mem::take(&mut self.out.logits);
         let mut rows = logits.chunks_mut(vocab);
         let mut first_row = 0;
-        for &(i, n) in &batch {
+        for &(i, n) in batch {
             let s = &mut self.seqs[i];
-            let prefill = s.in_prompt();
+            let (prefill, generated) = (s.in_prompt(), s.stats.generated);
+            let tag = s.tag_at(s.table.tokens);
+            s.tags.resize(s.tags.len() + n, tag);
             s.table.tokens += n;
+            s.served = self.steps;
             *(if prefill { &mut s.stats.prefill } else { &mut s.stats.decode }) += took;
             if prefill {
-                events.push(Event::Prefilled { seq: s.id, tokens: s.table.tokens });
+                let tokens = s.table.tokens.min(s.prompt_len);
+                events.push(Event::Prefilled { seq: s.id, tokens });
             }
             if matches!(s.goal, Goal::Embed) {
-                let hidden = self.hyper.hidden;
-                s.add_hidden(&self.out.hidden[0][first_row * hidden..(first_row + n) * hidden], &mut events);
+                s.add_hidden(&self.out.hidden[0][first_row * hidden..(first_row + n) * hidden], events);
             } else if s.pending() == 0 {
                 let row = rows.next().expect("a row of logits for each sequence that is read through");
-                s.take_token(row, self.context_tokens, &mut events);
+                s.take_token(row, self.context_tokens, events);
             }
             first_row += n;
+            let read = if prefill { n } else { 0 };
+            self.accounts.charge(&s.client, s.stats.generated - generated, read);
         }
         drop(rows);
         self.out.logits = logits;
-        events
     }
 
     /// Ends the sequences whose answer would come too late.
@@ -118,36 +164,6 @@ impl Engine {
                 s.end(Done::Deadline, events);
             }
         }
-    }
-
-    /// `(index, tokens)` of the sequences to advance.
-    fn choose(&mut self, budget: &Budget, events: &mut Vec<Event>) -> Vec<(usize, usize)> {
-        let rows_max = self.backend.rows_max();
-        let mut order: Vec<usize> = (0..self.seqs.len()).filter(|&i| self.seqs[i].done.is_none()).collect();
-        order.sort_by_key(|&i| self.seqs[i].class); // stable: the oldest of a class first
-        let (prompts, decoding): (Vec<usize>, Vec<usize>) =
-            order.into_iter().partition(|&i| self.seqs[i].in_prompt());
-        let most = budget.max_batch.clamp(1, rows_max);
-        let mut batch: Vec<_> =
-            decoding.into_iter().take(most).map(|i| (i, self.seqs[i].pending())).collect();
-        let room = budget.prefill_chunk.max(1).min(rows_max - batch.len());
-        if let Some(&i) = prompts.first().filter(|_| room > 0) {
-            batch.push((i, self.seqs[i].pending().min(room)));
-        }
-        let mut kept = Vec::with_capacity(batch.len());
-        for (i, n) in batch {
-            let s = &mut self.seqs[i];
-            match s.table.reserve(&mut self.pool, s.table.tokens + n, self.stride) {
-                Ok(()) => kept.push((i, n)),
-                // An answer that has begun ends where the cache does; a prompt that does not fit is refused.
-                Err(_) if !s.in_prompt() => s.end(Done::Context, events),
-                Err(error) => {
-                    s.done = Some(Done::Context);
-                    events.push(Event::Failed { seq: s.id, error });
-                }
-            }
-        }
-        kept
     }
 
     fn run_batch(&mut self, batch: &[(usize, usize)]) -> Result<()> {
@@ -162,8 +178,7 @@ impl Engine {
                     position: at,
                     rows: n,
                     pages: &s.table.pages,
-                    // Generated rows are always absorbed; prompt rows keep what was chosen for the prompt.
-                    mla: if at < s.prompt_len { s.order } else { MlaOrder::Absorbed },
+                    mla: order(s.tag_at(at)),
                     want: if last { Want::Last } else { Want::Nothing },
                 }
             })

@@ -1,20 +1,30 @@
 //! The step loop: the sole owner of the backend and of KV pages. Sequences are opened, advanced a step at a time, and
 //! closed; evaluation ([`eval`]) runs given tokens through the same steps.
 
+mod cached;
+mod choose;
 pub mod eval;
+mod fair;
 mod generate;
+pub mod pressure;
 mod request;
 mod sequence;
 pub mod service;
+mod session;
+mod spill;
 
+pub use cached::CacheCounters;
 pub use eval::{EvalChunk, EvalOptions};
 pub use request::{Class, Done, Event, Goal, Request, SeqId, Stats};
+pub use session::model_id;
 
 use crate::backend::{Backend, Counters, MlaOrder, StepOutput};
-use crate::kv::{BlockTable, PagePool};
+use crate::kv::{BlockTable, PAGE_TOKENS, PagePool, Tree};
 use crate::model::{AttnHyper, Hyper};
 use crate::units::{Error, Result, TokenId};
+use fair::Accounts;
 use sequence::Sequence;
+use spill::SpillFile;
 
 /// What the engine may do in one step; the power governor's word, later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +57,21 @@ pub struct Engine {
     seqs: Vec<Sequence>,
     next_id: SeqId,
     out: StepOutput,
+    /// What is cached, for any sequence that begins alike.
+    tree: Tree,
+    /// Where cold blocks go.
+    spill: Option<SpillFile>,
+    /// Tells models apart in sessions.
+    model_id: u64,
+    /// One block in serial form.
+    bytes: Vec<u8>,
+    accounts: Accounts,
+    cache_counters: CacheCounters,
+    steps: u64,
+    /// Requests may come at any moment: long prompts are read in short chunks.
+    shared: bool,
+    /// Running mean of what a row of a large step takes.
+    row_us: f64,
 }
 
 /// The widest stride of a model's masks: how many pages a block table grows by.
@@ -74,6 +99,15 @@ impl Engine {
             seqs: Vec::new(),
             next_id: 0,
             out: StepOutput::default(),
+            tree: Tree::new(PAGE_TOKENS * stride),
+            spill: None,
+            model_id: 0,
+            bytes: Vec::new(),
+            accounts: Accounts::default(),
+            cache_counters: CacheCounters::default(),
+            steps: 0,
+            shared: false,
+            row_us: 0.0,
         }
     }
 
@@ -101,13 +135,19 @@ impl Engine {
     /// `(sequences that read their prompt or wait to, sequences that generate)`.
     pub fn sequences(&self) -> (usize, usize) {
         let running = self.seqs.iter().filter(|s| s.done.is_none());
-        let (prompts, decoding): (Vec<_>, Vec<_>) = running.partition(|s| s.in_prompt());
+        let (prompts, decoding): (Vec<_>, Vec<_>) = running.partition(|s| s.reading());
         (prompts.len(), decoding.len())
     }
 
-    /// `(KV pages, those that nothing holds)`.
-    pub fn pages(&self) -> (usize, usize) {
-        (self.pool.len(), self.pool.free_pages())
+    /// The pool of KV pages.
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// Says that requests may come at any moment, so that a step must not keep them waiting long: prompts that do not wait
+    /// for a first token, and long ones, are read in short chunks.
+    pub fn set_shared(&mut self, shared: bool) {
+        self.shared = shared;
     }
 
     /// Bytes of one KV page.

@@ -49,6 +49,11 @@ pub struct Request {
     pub deadline: Option<Instant>,
     /// Whose it is: clients of one class share the machine evenly.
     pub client: String,
+    /// Takes what earlier requests have left in the prefix tree, and leaves its own. An embedding never does.
+    pub prefix: bool,
+    /// Grouped-query models: when the context is full, keep this many tokens at the front, forget the older half of the
+    /// rest, and go on.
+    pub slide: Option<usize>,
 }
 
 impl Request {
@@ -59,7 +64,15 @@ impl Request {
 
     /// An interactive request of no one in particular.
     pub fn of(prompt: Vec<TokenId>, goal: Goal) -> Request {
-        Request { prompt, goal, class: Class::default(), deadline: None, client: String::new() }
+        Request {
+            prompt,
+            goal,
+            class: Class::default(),
+            deadline: None,
+            client: String::new(),
+            prefix: false,
+            slide: None,
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! One sequence in the engine.
 
+use super::cached::tag;
 use super::request::{Class, Done, Event, Goal, Request, SeqId, Stats};
 use crate::backend::MlaOrder;
-use crate::kv::BlockTable;
+use crate::kv::{BlockTable, PagePool};
 use crate::units::{Result, TokenId};
 use std::time::Instant;
 
@@ -13,35 +14,76 @@ pub(super) struct Sequence {
     pub tokens: Vec<TokenId>,
     pub prompt_len: usize,
     pub table: BlockTable,
+    /// How each token of `table` was computed.
+    pub tags: Vec<u8>,
+    /// How the tokens were computed before the sequence was thrown out: they are read again in the same way.
+    pub replay: Vec<u8>,
+    /// It holds what was cached for it; false while it waits to begin, or to come back.
+    pub attached: bool,
+    /// Takes from the prefix tree, and adds to it.
+    pub prefix: bool,
+    /// Order of latent attention for the prompt, chosen when it begins.
     pub order: MlaOrder,
     pub goal: Goal,
     /// Embedding: the sum of hidden states so far, `(hidden)`.
     sum: Vec<f64>,
     pub class: Class,
+    pub client: String,
     pub deadline: Option<Instant>,
+    /// Tokens at the front that stay when the context is full and the rest moves on.
+    pub slide: Option<usize>,
+    /// The context is full: [`Sequence::slide_on`] is due.
+    pub must_slide: bool,
     pub done: Option<Done>,
-    opened: Instant,
+    /// The step that last advanced it.
+    pub served: u64,
+    pub opened: Instant,
     pub stats: Stats,
 }
 
 impl Sequence {
-    /// A sequence that has read `table.tokens` tokens of its prompt.
-    pub fn new(id: SeqId, r: Request, table: BlockTable, order: MlaOrder, hidden: usize) -> Sequence {
-        let (prompt_len, reused) = (r.prompt.len(), table.tokens);
+    /// A sequence that holds nothing yet.
+    pub fn new(id: SeqId, r: Request, hidden: usize) -> Sequence {
+        let prompt_len = r.prompt.len();
         Sequence {
             id,
             prompt_len,
             tokens: r.prompt,
-            table,
-            order,
+            table: BlockTable::default(),
+            tags: Vec::new(),
+            replay: Vec::new(),
+            attached: false,
+            prefix: r.prefix && !matches!(r.goal, Goal::Embed), // a mean needs every row
+            order: MlaOrder::Absorbed,
             sum: if matches!(r.goal, Goal::Embed) { vec![0.0; hidden] } else { Vec::new() },
             goal: r.goal,
             class: r.class,
+            client: r.client,
             deadline: r.deadline,
+            slide: r.slide,
+            must_slide: false,
             done: None,
+            served: 0,
             opened: Instant::now(),
-            stats: Stats { prefilled: prompt_len - reused, reused, ..Stats::default() },
+            stats: Stats::default(),
         }
+    }
+
+    /// The prompt begins, with `found` of its tokens in the cache. The row that gives the first logits counts as the first
+    /// of decoding where all before it was there.
+    pub fn start(&mut self, found: usize) {
+        self.stats.prefilled = if found + 1 >= self.prompt_len { 0 } else { self.prompt_len - found };
+        if found == 0 {
+            self.stats.prefilled = self.prompt_len;
+        }
+        self.stats.reused = self.prompt_len - self.stats.prefilled;
+    }
+
+    /// Gives back all that it holds.
+    pub fn detach(&mut self, pool: &mut PagePool) {
+        self.table.clear(pool);
+        self.tags.clear();
+        self.attached = false;
     }
 
     /// Tokens that wait to be read.
@@ -52,6 +94,42 @@ impl Sequence {
     /// Part of the prompt is unread.
     pub fn in_prompt(&self) -> bool {
         self.table.tokens < self.prompt_len
+    }
+
+    /// More than the last token is unread: it has no row to generate from yet.
+    pub fn reading(&self) -> bool {
+        self.pending() > 1 || !self.attached
+    }
+
+    /// How the row at `position` is to be computed: as it was before, or the prompt as was chosen for it, and what was
+    /// generated absorbed.
+    pub fn tag_at(&self, position: usize) -> u8 {
+        match self.replay.get(position) {
+            Some(&tag) => tag,
+            None if position < self.prompt_len => tag(self.order),
+            None => tag(MlaOrder::Absorbed),
+        }
+    }
+
+    /// Up to `most` of the rows that come next and are computed in one way.
+    pub fn next_rows(&self, most: usize) -> usize {
+        let first = self.tag_at(self.table.tokens);
+        let rows = self.table.tokens..self.table.tokens + self.pending().min(most);
+        rows.take_while(|&p| self.tag_at(p) == first).count()
+    }
+
+    /// The context is full: forgets the older half of what is not held at the front, and reads the rest anew at its new
+    /// positions. (Turning cached keys back would be quicker and would round them once more each time.)
+    pub fn slide_on(&mut self, pool: &mut PagePool, stride: usize) {
+        let keep = self.slide.expect("asked for").min(self.tokens.len() / 2);
+        let drop = (self.tokens.len() - keep).div_ceil(2);
+        self.tokens.drain(keep..keep + drop);
+        self.prompt_len = self.prompt_len.min(keep);
+        let held = keep.min(self.table.tokens);
+        self.table.truncate(pool, held, stride);
+        self.tags.truncate(held);
+        self.replay.clear();
+        self.must_slide = false;
     }
 
     /// Ends it.
@@ -90,7 +168,7 @@ impl Sequence {
         };
         let sampled = sampler.sample(logits)?;
         let token = sampled.token;
-        if self.stats.generated == 0 && self.tokens.len() == self.prompt_len {
+        if self.stats.generated == 0 {
             self.stats.ttft = self.opened.elapsed();
         }
         let ended = if end_ids.contains(&token) {
@@ -109,8 +187,11 @@ impl Sequence {
             Some(Done::Complete)
         } else if self.stats.generated >= *max_new {
             Some(Done::Length)
+        } else if self.tokens.len() > context {
+            self.must_slide = self.slide.is_some();
+            (!self.must_slide).then_some(Done::Context)
         } else {
-            (self.tokens.len() > context).then_some(Done::Context)
+            None
         };
         events.push(Event::Token { seq: self.id, sampled });
         if let Some(why) = why {

@@ -58,7 +58,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("thiserror", ALL),
     ("tokenizers", &["text"]),
     ("toml", &["config"]),
-    ("xxhash_rust", &["backend"]),
+    ("xxhash_rust", &["backend", "engine"]),
 ];
 
 const FILE_LINES_MAX: usize = 700;

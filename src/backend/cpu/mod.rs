@@ -302,6 +302,10 @@ impl Backend for CpuBackend {
         self.cache.page_bytes()
     }
 
+    fn kv_type(&self) -> KvType {
+        self.options.kv_type()
+    }
+
     fn copy_page(&mut self, from: PageId, to: PageId) {
         self.cache.copy_page(from, to);
     }

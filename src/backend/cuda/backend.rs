@@ -457,6 +457,10 @@ impl Backend for CudaBackend {
         self.pages.page_bytes()
     }
 
+    fn kv_type(&self) -> KvType {
+        self.options.kv_type()
+    }
+
     fn copy_page(&mut self, from: PageId, to: PageId) {
         let done = self.gpu.context().bind().and_then(|()| self.pages.copy(&self.gpu.device, from, to));
         done.expect("a copy inside device memory that was taken");

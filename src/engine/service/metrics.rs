@@ -1,7 +1,7 @@
 //! What the engine's thread counts, for anyone to read at any moment without asking it.
 
 use super::stream::RequestId;
-use crate::engine::{Class, Done};
+use crate::engine::{CacheCounters, Class, Done};
 use std::time::Duration;
 
 /// Counts since the start, and the state after the last step.
@@ -39,8 +39,16 @@ pub struct Metrics {
     pub decoding: usize,
     /// KV pages in all.
     pub pages: usize,
-    /// KV pages that nothing holds.
+    /// KV pages that can be taken now.
     pub pages_free: usize,
+    /// KV pages that take memory.
+    pub pages_resident: usize,
+    /// Blocks of the prefix tree in memory.
+    pub blocks_cached: usize,
+    /// Blocks of the prefix tree in the spill file.
+    pub blocks_spilled: usize,
+    /// What the cache did.
+    pub cache: CacheCounters,
     /// Bytes of one page.
     pub page_bytes: usize,
 }

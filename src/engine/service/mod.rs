@@ -8,21 +8,25 @@
 //! Tokens go in and come out; text is the caller's.
 
 mod metrics;
+mod sessions;
 mod stream;
 mod worker;
 
 pub use metrics::{Metrics, RequestInfo};
+pub use sessions::{SessionInfo, check_session_name};
 pub use stream::{Reply, RequestId, Stream};
 
 use super::{Budget, Class, Engine};
 use crate::sample::Sampler;
 use crate::units::{Error, Result, TokenId};
+use sessions::SessionOp;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use stream::Channel;
+use stream::{Channel, Writer};
 
 /// Bounds of the service.
 #[derive(Debug, Clone)]
@@ -35,11 +39,22 @@ pub struct Limits {
     pub replies_max: usize,
     /// What a step may do; [`Handle::set_budget`] changes it.
     pub budget: Budget,
+    /// Where sessions are saved.
+    pub session_folder: Option<PathBuf>,
+    /// Give idle cache memory back when the system or the control group runs short.
+    pub watch_memory: bool,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { requests_max: 128, choices_max: 16, replies_max: 512, budget: Budget::default() }
+        Limits {
+            requests_max: 128,
+            choices_max: 16,
+            replies_max: 512,
+            budget: Budget::default(),
+            session_folder: None,
+            watch_memory: true,
+        }
     }
 }
 
@@ -73,6 +88,12 @@ pub struct Submit {
     pub deadline: Option<Instant>,
     /// Whose it is: clients of one class share the machine evenly.
     pub client: String,
+    /// Grouped-query models: when the context is full, keep this many tokens at the front, forget the older half of the
+    /// rest, and go on; without, the answer ends there.
+    pub slide: Option<usize>,
+    /// The session that the first answer belongs to: it is read from disk if it is only there, and goes on with the prompt
+    /// and the answer. What is cached is used with or without one.
+    pub session: Option<String>,
 }
 
 /// What happens when the engine's thread panics: a bug.
@@ -85,11 +106,13 @@ pub enum OnPanic {
 
 /// What a handle asks of the thread.
 enum Command {
-    Submit(RequestId, Box<Submit>, Arc<Channel>),
+    Submit(RequestId, Box<Submit>, Writer),
     /// Something changed that needs no words: a stream was dropped, the budget was set.
     Nudge,
-    Cancel(RequestId, std::sync::mpsc::SyncSender<bool>),
-    List(std::sync::mpsc::SyncSender<Vec<RequestInfo>>),
+    Cancel(RequestId, SyncSender<bool>),
+    List(SyncSender<Vec<RequestInfo>>),
+    Session(SessionOp, String, SyncSender<Result<(SessionInfo, Vec<TokenId>)>>),
+    Sessions(SyncSender<Vec<SessionInfo>>),
     /// Ends; open requests get until the instant.
     Stop(Instant),
 }
@@ -114,6 +137,9 @@ struct Shared {
 
 impl Shared {
     fn send(&self, command: Command) -> Result<()> {
+        if lock(&self.stopped).is_some() {
+            return Err(self.stopped_error());
+        }
         let sent = lock(&self.commands).send(command);
         sent.map_err(|_| self.stopped_error())
     }
@@ -208,7 +234,7 @@ impl Handle {
         }
         let id = s.next_id.fetch_add(1, Ordering::Relaxed);
         let channel = Arc::new(Channel::default());
-        let sent = s.send(Command::Submit(id, Box::new(submit), channel.clone()));
+        let sent = s.send(Command::Submit(id, Box::new(submit), Writer(channel.clone())));
         if let Err(e) = sent {
             s.open.fetch_sub(1, Ordering::Relaxed);
             return Err(e);
@@ -224,6 +250,7 @@ impl Handle {
     fn check(&self, submit: &Submit) -> Result<()> {
         let s = &self.shared;
         super::check_prompt(&submit.prompt, s.vocab, s.context_tokens)?;
+        submit.session.as_deref().map_or(Ok(()), check_session_name)?;
         if let Work::Generate { samplers, .. } = &submit.work {
             let most = s.limits.choices_max;
             if !(1..=most).contains(&samplers.len()) {
@@ -243,7 +270,37 @@ impl Handle {
         self.ask(Command::List)
     }
 
-    fn ask<T>(&self, command: impl FnOnce(std::sync::mpsc::SyncSender<T>) -> Command) -> Result<T> {
+    /// Writes a session to its file.
+    pub fn save_session(&self, name: &str) -> Result<SessionInfo> {
+        self.session(SessionOp::Save, name).map(|(info, _)| info)
+    }
+
+    /// Reads a session from its file.
+    pub fn restore_session(&self, name: &str) -> Result<SessionInfo> {
+        self.session(SessionOp::Restore, name).map(|(info, _)| info)
+    }
+
+    /// Forgets a session, and removes its file.
+    pub fn delete_session(&self, name: &str) -> Result<SessionInfo> {
+        self.session(SessionOp::Delete, name).map(|(info, _)| info)
+    }
+
+    /// The tokens of a session that is in memory: prompts and answers so far.
+    pub fn session_tokens(&self, name: &str) -> Result<Vec<TokenId>> {
+        self.session(SessionOp::Tokens, name).map(|(_, tokens)| tokens)
+    }
+
+    /// All sessions, in memory and on disk, by name.
+    pub fn sessions(&self) -> Result<Vec<SessionInfo>> {
+        self.ask(Command::Sessions)
+    }
+
+    fn session(&self, op: SessionOp, name: &str) -> Result<(SessionInfo, Vec<TokenId>)> {
+        check_session_name(name)?;
+        self.ask(|reply| Command::Session(op, name.to_owned(), reply))?
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T> {
         let (sender, receiver) = sync_channel(1);
         self.shared.send(command(sender))?;
         receiver.recv().map_err(|_| self.shared.stopped_error())

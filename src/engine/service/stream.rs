@@ -112,6 +112,15 @@ impl Channel {
     }
 }
 
+/// The engine's end. However it is lost, the reader hears of it.
+pub(super) struct Writer(pub Arc<Channel>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.end(Some(Error::Stopped("the request was lost with it".into())));
+    }
+}
+
 /// The reader's end. Dropping it cancels the request.
 pub struct Stream {
     id: RequestId,

@@ -1,10 +1,12 @@
 //! The engine's thread: takes commands, advances the engine, hands out what happened.
 
-use super::stream::{Channel, Reply, RequestId};
+use super::sessions::{SessionInfo, SessionOp, Sessions};
+use super::stream::{Reply, RequestId, Writer};
 use super::{Command, Metrics, OnPanic, RequestInfo, Shared, Submit, Work, lock};
+use crate::engine::pressure::Watch;
 use crate::engine::{Done, Engine, Event, Goal, Request, SeqId};
 use crate::sample::Sampler;
-use crate::units::{Error, Result};
+use crate::units::{Bytes, Error, Result, TokenId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,9 +17,12 @@ use std::time::{Duration, Instant};
 /// How long the thread sleeps when nothing can be done; commands end the sleep at once, deadlines are seen after it.
 const IDLE: Duration = Duration::from_millis(100);
 
+/// How long memory must not have been short before the cache may grow again.
+const CALM: Duration = Duration::from_secs(5);
+
 /// A request on its way.
 struct Open {
-    channel: Arc<Channel>,
+    channel: Writer,
     request: Submit,
     /// Choices that wait for the prompt to be read, with their samplers.
     waiting: VecDeque<(usize, Sampler)>,
@@ -34,6 +39,10 @@ struct Worker {
     /// Whose a sequence is.
     owners: HashMap<SeqId, (RequestId, usize)>,
     metrics: Metrics,
+    sessions: Sessions,
+    watch: Watch,
+    /// When memory was last short, while the pool is still held small for it.
+    short_at: Option<Instant>,
     /// Set by a command to stop: when the rest fails.
     stop: Option<Instant>,
     /// Running mean of the seconds that a request takes.
@@ -41,13 +50,17 @@ struct Worker {
 }
 
 /// Runs until told to stop. A panic fails what is open; the reason stays in `shared`.
-pub fn run(engine: Engine, shared: Arc<Shared>, commands: Receiver<Command>, on_panic: OnPanic) {
+pub fn run(mut engine: Engine, shared: Arc<Shared>, commands: Receiver<Command>, on_panic: OnPanic) {
+    engine.set_shared(true);
     let mut worker = Worker {
         engine,
         shared: shared.clone(),
         open: BTreeMap::new(),
         owners: HashMap::new(),
         metrics: Metrics::default(),
+        sessions: Sessions::new(&shared.limits),
+        watch: Watch::new(),
+        short_at: None,
         stop: None,
         request_seconds: 1.0,
     };
@@ -58,12 +71,12 @@ pub fn run(engine: Engine, shared: Arc<Shared>, commands: Receiver<Command>, on_
     };
     *lock(&shared.stopped) = Some(why.clone());
     for open in worker.open.values() {
-        open.channel.end(Some(Error::Stopped(why.clone())));
+        open.channel.0.end(Some(Error::Stopped(why.clone())));
     }
     // Requests that were sent and never seen.
     while let Ok(command) = commands.try_recv() {
         if let Command::Submit(_, _, channel) = command {
-            channel.end(Some(Error::Stopped(why.clone())));
+            channel.0.end(Some(Error::Stopped(why.clone())));
         }
     }
     if ended.is_err() {
@@ -89,6 +102,7 @@ impl Worker {
                 return;
             }
             self.drop_cancelled();
+            self.watch_memory();
             let budget = *lock(&self.shared.budget);
             let started = Instant::now();
             let events = self.engine.advance(&budget);
@@ -100,6 +114,7 @@ impl Worker {
             events.into_iter().for_each(|e| self.deliver(e));
             self.publish();
             if self.stop.is_some_and(|at| self.open.is_empty() || at <= Instant::now()) {
+                self.sessions.save_all(&mut self.engine);
                 return;
             }
         }
@@ -138,11 +153,54 @@ impl Worker {
             Command::List(reply) => {
                 let _ = reply.send(self.list()); // who asked may be gone
             }
+            Command::Sessions(reply) => {
+                let _ = reply.send(self.sessions.list(&mut self.engine)); // who asked may be gone
+            }
+            Command::Session(op, name, reply) => {
+                let _ = reply.send(self.session(op, &name)); // who asked may be gone
+            }
             Command::Stop(at) => self.stop = Some(at),
         }
     }
 
-    fn submit(&mut self, id: RequestId, mut request: Submit, channel: Arc<Channel>) {
+    fn session(&mut self, op: SessionOp, name: &str) -> Result<(SessionInfo, Vec<TokenId>)> {
+        let (sessions, engine) = (&mut self.sessions, &mut self.engine);
+        match op {
+            SessionOp::Save => sessions.save(engine, name).map(|i| (i, Vec::new())),
+            SessionOp::Restore => sessions.restore(engine, name).map(|i| (i, Vec::new())),
+            SessionOp::Delete => sessions.delete(name).map(|i| (i, Vec::new())),
+            SessionOp::Tokens => {
+                let tokens = sessions.tokens(name)?;
+                let cached_tokens = engine.keep(&tokens);
+                let info =
+                    SessionInfo { name: name.into(), tokens: tokens.len(), cached_tokens, file_bytes: None };
+                Ok((info, tokens))
+            }
+        }
+    }
+
+    /// Gives cache memory back when the system runs short, and takes it again, bit by bit, when that is over.
+    fn watch_memory(&mut self) {
+        if !self.shared.limits.watch_memory {
+            return;
+        }
+        let now = Instant::now();
+        match self.watch.look(now) {
+            Some(0) if self.short_at.is_some_and(|at| now.duration_since(at) > CALM) => {
+                self.short_at = (!self.engine.allow_growth()).then_some(now);
+            }
+            Some(0) | None => {}
+            Some(bytes) => {
+                let freed = self.engine.shrink(bytes);
+                if self.short_at.is_none() || freed > 0 {
+                    log::warn!("memory is short by {}: {} of cache given back", Bytes(bytes), Bytes(freed));
+                }
+                self.short_at = Some(now);
+            }
+        }
+    }
+
+    fn submit(&mut self, id: RequestId, mut request: Submit, channel: Writer) {
         self.metrics.requests += 1;
         let mut waiting = VecDeque::new();
         if let Work::Generate { samplers, .. } = &mut request.work {
@@ -161,7 +219,9 @@ impl Worker {
         if self.stop.is_some() {
             return self.finish(id, Some(Error::Stopped("it is stopping".into())));
         }
-        if let Err(e) = self.open_next(id) {
+        let session = self.open[&id].request.session.clone();
+        let begun = session.map_or(Ok(()), |name| self.sessions.begin(&mut self.engine, &name));
+        if let Err(e) = begun.and_then(|()| self.open_next(id)) {
             self.metrics.failed += 1;
             self.finish(id, Some(e));
         }
@@ -180,6 +240,7 @@ impl Worker {
         };
         let mut request = Request::of(r.prompt.clone(), goal);
         (request.class, request.deadline, request.client) = (r.class, r.deadline, r.client.clone());
+        (request.prefix, request.slide) = (true, r.slide);
         let seq = self.engine.open(request, None)?;
         open.seqs.push(seq);
         self.owners.insert(seq, (id, choice));
@@ -189,7 +250,7 @@ impl Worker {
     /// Lets go of what its reader gave up.
     fn drop_cancelled(&mut self) {
         let gone: Vec<RequestId> =
-            self.open.iter().filter(|(_, o)| o.channel.cancelled()).map(|(id, _)| *id).collect();
+            self.open.iter().filter(|(_, o)| o.channel.0.cancelled()).map(|(id, _)| *id).collect();
         for id in gone {
             self.metrics.cancelled += 1;
             self.finish(id, None);
@@ -203,8 +264,10 @@ impl Worker {
             self.owners.remove(&seq);
             self.engine.close(seq);
         }
-        open.channel.end(error);
+        // In this order: who sees the end finds its place free, and who sees the place free finds it counted.
+        lock(&self.shared.metrics).clone_from(&self.metrics);
         self.shared.open.fetch_sub(1, Ordering::Relaxed);
+        open.channel.0.end(error);
         self.request_seconds += 0.1 * (open.taken.elapsed().as_secs_f64() - self.request_seconds);
         let batch = lock(&self.shared.budget).max_batch.max(1);
         let ahead = (self.open.len() as f64 / batch as f64).max(1.0);
@@ -242,7 +305,11 @@ impl Worker {
                 self.metrics.prefill_tokens += stats.prefilled as u64;
                 self.metrics.reused_tokens += stats.reused as u64;
                 self.owners.remove(&seq);
+                let tokens = self.engine.tokens(seq).unwrap_or_default().to_vec();
                 self.engine.close(seq);
+                if let Some(name) = open.request.session.as_ref().filter(|_| choice == 0) {
+                    self.sessions.update(&mut self.engine, name, &tokens);
+                }
                 open.seqs.retain(|s| *s != seq);
                 if matches!(open.request.work, Work::Embed) && why != Done::Deadline {
                     return self.finish(id, None); // the embedding itself was the last reply
@@ -254,7 +321,7 @@ impl Worker {
                 return self.finish(id, Some(error));
             }
         };
-        if !open.channel.push(reply, self.shared.limits.replies_max) {
+        if !open.channel.0.push(reply, self.shared.limits.replies_max) {
             self.metrics.cancelled += 1;
             self.metrics.slow_readers += 1;
             let replies = |n: usize| format!("{n} replies unread");
@@ -296,7 +363,10 @@ impl Worker {
     fn publish(&mut self) {
         let m = &mut self.metrics;
         (m.prefilling, m.decoding) = self.engine.sequences();
-        (m.pages, m.pages_free) = self.engine.pages();
+        let pool = self.engine.pool();
+        (m.pages, m.pages_free, m.pages_resident) = (pool.len(), pool.free_pages(), pool.resident_pages());
+        (m.blocks_cached, m.blocks_spilled) = self.engine.cached_blocks();
+        m.cache = self.engine.cache_counters();
         m.page_bytes = self.engine.page_bytes();
         lock(&self.shared.metrics).clone_from(m);
     }

@@ -1,0 +1,178 @@
+//! Named conversations of the service: their tokens in memory, what is cached of them in the prefix tree, and files.
+
+use super::Limits;
+use crate::engine::Engine;
+use crate::engine::session::ASIDE_SUFFIX;
+use crate::limits::{SESSION_NAME_MAX, SESSIONS_MAX};
+use crate::units::{Error, Result, TokenId};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const SUFFIX: &str = ".session";
+
+/// A session, for listings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// Its name.
+    pub name: String,
+    /// Its tokens; 0 for one that is only on disk.
+    pub tokens: usize,
+    /// Those in the cache.
+    pub cached_tokens: usize,
+    /// Bytes of its file, if it was saved.
+    pub file_bytes: Option<u64>,
+}
+
+/// What is asked about sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SessionOp {
+    Save,
+    Restore,
+    Delete,
+    Tokens,
+}
+
+/// Refuses a name that could be anything but a plain file name.
+pub fn check_session_name(name: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if (1..=SESSION_NAME_MAX).contains(&name.len()) && !name.starts_with('.') && name.chars().all(plain) {
+        return Ok(());
+    }
+    let expected = format!("1 to {SESSION_NAME_MAX} letters, digits, '.', '_' or '-', no '.' in front");
+    Err(Error::bad("request", "session", expected, name))
+}
+
+/// The sessions of a service.
+pub(super) struct Sessions {
+    folder: Option<PathBuf>,
+    /// Tokens by name.
+    open: BTreeMap<String, Vec<TokenId>>,
+}
+
+impl Sessions {
+    /// Sweeps what an earlier process left half written.
+    pub fn new(limits: &Limits) -> Sessions {
+        if let Some(folder) = &limits.session_folder {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if name.starts_with('.') && name.ends_with(ASIDE_SUFFIX) && name.contains(SUFFIX) {
+                    let _ = fs::remove_file(entry.path()); // another start will try again
+                }
+            }
+        }
+        Sessions { folder: limits.session_folder.clone(), open: BTreeMap::new() }
+    }
+
+    fn file(&self, name: &str) -> Result<PathBuf> {
+        match &self.folder {
+            Some(folder) => Ok(folder.join(format!("{name}{SUFFIX}"))),
+            None => Err(Error::bad("settings", "session folder", "a folder", "none")),
+        }
+    }
+
+    /// A request names its session: one that is only on disk is read.
+    pub fn begin(&mut self, engine: &mut Engine, name: &str) -> Result<()> {
+        if self.open.contains_key(name) {
+            return Ok(());
+        }
+        if self.open.len() >= SESSIONS_MAX {
+            let has = format!("{SESSIONS_MAX} at most; delete one");
+            return Err(Error::Limit { what: "sessions".into(), needs: (SESSIONS_MAX + 1).to_string(), has });
+        }
+        if self.folder.is_some() && self.file(name)?.exists() {
+            self.restore(engine, name)?;
+        }
+        Ok(())
+    }
+
+    /// An answer has ended: the session goes on from there.
+    pub fn update(&mut self, engine: &mut Engine, name: &str, tokens: &[TokenId]) {
+        engine.keep(tokens);
+        self.open.insert(name.to_owned(), tokens.to_vec());
+    }
+
+    pub fn save(&mut self, engine: &mut Engine, name: &str) -> Result<SessionInfo> {
+        let file = self.file(name)?;
+        let tokens = self.open.get(name).ok_or_else(|| no_session(name))?;
+        let (cached_tokens, bytes) = engine.save_session(&file, tokens)?;
+        let tokens = tokens.len();
+        Ok(SessionInfo { name: name.into(), tokens, cached_tokens, file_bytes: Some(bytes) })
+    }
+
+    pub fn restore(&mut self, engine: &mut Engine, name: &str) -> Result<SessionInfo> {
+        let file = self.file(name)?;
+        if !file.exists() {
+            return Err(no_session(name));
+        }
+        let (tokens, cached_tokens) = engine.load_session(&file)?;
+        let info = SessionInfo {
+            name: name.into(),
+            tokens: tokens.len(),
+            cached_tokens,
+            file_bytes: bytes_of(&file),
+        };
+        self.open.insert(name.into(), tokens);
+        Ok(info)
+    }
+
+    pub fn delete(&mut self, name: &str) -> Result<SessionInfo> {
+        let tokens = self.open.remove(name);
+        let file = self.folder.is_some().then(|| self.file(name)).transpose()?.filter(|f| f.exists());
+        if tokens.is_none() && file.is_none() {
+            return Err(no_session(name));
+        }
+        if let Some(f) = &file {
+            fs::remove_file(f).map_err(|e| Error::io(f, "remove", e))?;
+        }
+        let tokens = tokens.map_or(0, |t| t.len());
+        Ok(SessionInfo { name: name.into(), tokens, cached_tokens: 0, file_bytes: None })
+    }
+
+    /// The tokens of a session in memory.
+    pub fn tokens(&self, name: &str) -> Result<Vec<TokenId>> {
+        self.open.get(name).cloned().ok_or_else(|| no_session(name))
+    }
+
+    /// All sessions, in memory and on disk, by name.
+    pub fn list(&self, engine: &mut Engine) -> Vec<SessionInfo> {
+        let mut all: BTreeMap<String, SessionInfo> = BTreeMap::new();
+        for (name, tokens) in &self.open {
+            let cached_tokens = engine.keep(tokens);
+            let info =
+                SessionInfo { name: name.clone(), tokens: tokens.len(), cached_tokens, file_bytes: None };
+            all.insert(name.clone(), info);
+        }
+        let entries = self.folder.iter().flat_map(|f| fs::read_dir(f).into_iter().flatten().flatten());
+        for entry in entries {
+            let file = entry.file_name().to_string_lossy().into_owned();
+            let Some(name) = file.strip_suffix(SUFFIX).filter(|n| check_session_name(n).is_ok()) else {
+                continue;
+            };
+            let new = SessionInfo { name: name.into(), tokens: 0, cached_tokens: 0, file_bytes: None };
+            all.entry(name.into()).or_insert(new).file_bytes = bytes_of(&entry.path());
+        }
+        all.into_values().collect()
+    }
+
+    /// Saves all that is in memory, where there is a folder to save to.
+    pub fn save_all(&mut self, engine: &mut Engine) {
+        if self.folder.is_none() {
+            return;
+        }
+        let names: Vec<String> = self.open.keys().cloned().collect();
+        for name in names {
+            if let Err(e) = self.save(engine, &name) {
+                log::error!("session {name} is not saved: {e}");
+            }
+        }
+    }
+}
+
+fn no_session(name: &str) -> Error {
+    Error::bad("request", "session", "the name of a session", name)
+}
+
+fn bytes_of(file: &Path) -> Option<u64> {
+    fs::metadata(file).ok().map(|m| m.len())
+}
