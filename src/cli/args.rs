@@ -59,8 +59,8 @@ pub struct Load {
     /// What runs the model: cuda if a GPU can be used, else the cpu [default: auto]
     #[arg(long, value_name = "NAME", value_parser = ["auto", "cpu", "cuda"])]
     pub backend: Option<String>,
-    /// Type of the key-value cache: f16 or f32 (with --exact always f32)
-    #[arg(long, value_name = "TYPE", value_parser = ["f16", "f32"], visible_alias = "cache-type-k")]
+    /// Type of the key-value cache: f16, int8 or f32 (with --exact f32 unless another is named here)
+    #[arg(long, value_name = "TYPE", value_parser = ["f16", "f32", "int8"], visible_alias = "cache-type-k")]
     pub kv: Option<String>,
     /// f32 activations and KV throughout: slower, and what references are compared with
     #[arg(long)]

@@ -26,6 +26,8 @@ impl Load {
         // Exact mode has f32 keys and values unless f16 is asked for in so many words.
         options.kv = match (config.text("kv"), config.get("kv").1) {
             ("f32", _) => Some(KvType::F32),
+            ("int8", Origin::Flag) => Some(KvType::Int8),
+            ("int8", _) if !self.exact => Some(KvType::Int8),
             (_, Origin::Flag) => Some(KvType::F16),
             _ => None,
         };

@@ -79,7 +79,7 @@ pub const KEYS: &[Key] = &[
         Some("TEGU_BACKEND"),
         "what runs the model; auto: cuda if a GPU can be used",
     ),
-    key("kv", Kind::Choice(&["f16", "f32"]), "f16", None, "type of the key-value cache"),
+    key("kv", Kind::Choice(&["f16", "f32", "int8"]), "f16", None, "type of the key-value cache"),
     key(
         "log",
         Kind::Choice(&["error", "warn", "info", "debug"]),

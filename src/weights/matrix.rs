@@ -5,7 +5,7 @@ use crate::format::layout::{self, Planes};
 use crate::units::{Bytes, Error, Result};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -50,6 +50,39 @@ impl Segment {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: ptr is valid for len bytes, initialized (zeroed) and uniquely borrowed.
         unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
+    }
+
+    /// Some bytes, to read.
+    pub fn part(&self, range: Range<usize>) -> &[u8] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: inside the segment and initialized; `part_mut`'s contract keeps writers away from what others read.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(range.start), range.len()) }
+    }
+
+    /// Some bytes, to write while other threads use others.
+    ///
+    /// # Safety
+    /// No one else may read or write any of them meanwhile.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn part_mut(&self, range: Range<usize>) -> &mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: inside the segment and initialized; exclusive by contract.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
+    }
+
+    /// Gives the whole pages of a range back to the system: they are zero when they are next looked at. Returns their
+    /// bytes; a small segment is the allocator's and gives nothing back.
+    pub fn discard(&mut self, range: Range<usize>) -> u64 {
+        assert!(range.start <= range.end && range.end <= self.len);
+        let page = rustix::param::page_size();
+        let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
+        if self.len < SEGMENT_ALIGN || start >= end {
+            return 0;
+        }
+        // SAFETY: whole pages inside this mapping, which is private, anonymous and uniquely borrowed.
+        let given =
+            unsafe { mm::madvise(self.ptr.add(start).cast(), end - start, mm::Advice::LinuxDontNeed) };
+        if given.is_ok() { (end - start) as u64 } else { 0 }
     }
 
     /// The bytes.

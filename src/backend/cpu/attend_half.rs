@@ -74,14 +74,16 @@ impl AttnScratch {
         let (q, k, v, attn, worker_len, widest) = match h.attn {
             AttnHyper::Gqa { n_kv_heads, head_dim, .. } => {
                 let n = PREFILL_QUERIES.max(heads / n_kv_heads);
-                let len = unit_len(n, head_dim, head_dim);
+                // Coded keys and values are widened a page at a time.
+                let len = unit_len(n, head_dim, head_dim) + PAGE_TOKENS * 2 * head_dim;
                 let kv = n_kv_heads * head_dim;
                 (heads * head_dim, kv, kv, heads * head_dim, len, heads * head_dim)
             }
             AttnHyper::Mla { q_lora_rank, kv_lora_rank: lora, nope_dim, rope_dim, v_dim, .. } => {
                 q_low = q_lora_rank.unwrap_or(0);
                 (nope, latent, o_latent) = (heads * nope_dim, heads * (lora + rope_dim), heads * lora);
-                let absorbed = unit_len(PREFILL_QUERIES.max(heads), lora + rope_dim, lora);
+                let widened = PAGE_TOKENS * (lora + rope_dim);
+                let absorbed = unit_len(PREFILL_QUERIES.max(heads), lora + rope_dim, lora) + widened;
                 let made = PAGE_TOKENS * (lora + nope_dim + rope_dim + v_dim);
                 let made = unit_len(MATERIALIZED_ROWS, nope_dim + rope_dim, v_dim) + made;
                 let widest = nope.max(o_latent).max(heads * v_dim).max(q_low);
@@ -200,8 +202,8 @@ impl AttnScratch {
             let part = head * g.head_dim..(head + 1) * g.head_dim;
             // SAFETY: a position is one row's, and attention starts after the barrier.
             unsafe {
-                ctx.cache.write(l, page, head, slot, false, 0, &k[part.clone()]);
-                ctx.cache.write(l, page, head, slot, true, 0, &v[part]);
+                ctx.cache.write(l, page, head, slot, false, &k[part.clone()]);
+                ctx.cache.write(l, page, head, slot, true, &v[part]);
             }
         }
     }
@@ -281,7 +283,7 @@ impl AttnScratch {
         let line = lines.lines[row];
         let (index, slot) = ctx.cache.placement(l).locate(line.position);
         // SAFETY: a position is one row's, and attention starts after the barrier.
-        unsafe { ctx.cache.write(l, plan.runs[line.run].pages[index], 0, slot, false, 0, kv) };
+        unsafe { ctx.cache.write(l, plan.runs[line.run].pages[index], 0, slot, false, kv) };
         let n = lines.absorbed;
         if row < n {
             for (h, q) in q.chunks(head).enumerate() {
@@ -441,10 +443,7 @@ impl AttnScratch {
             job.kind, made,
         ) {
             (Kind::Mla(m), true) => make_keys(job, m, u.kv_head, run.pages[index], slots, rest, f),
-            _ => f(
-                job.ctx.cache.keys(job.l, run.pages[index], u.kv_head),
-                job.ctx.cache.values(job.l, run.pages[index], u.kv_head),
-            ),
+            _ => cached(job, u.kv_head, run.pages[index], slots, rest, f),
         };
         let ops = job.ctx.ops;
         if let Some((s, at)) = u.split {
@@ -534,6 +533,27 @@ fn view(ctx: Ctx, l: usize, layer: &Layer) -> View {
     View { mask: layer.mask, placement: ctx.cache.placement(l), dense: ctx.dense_masks }
 }
 
+/// One head's cached keys and values of a page; coded ones are widened into `buffer`.
+fn cached(
+    job: &Job,
+    head: usize,
+    page: u32,
+    slots: usize,
+    buffer: &mut [f32],
+    f: &mut dyn FnMut(KvBlock, KvBlock),
+) {
+    let (cache, l) = (job.ctx.cache, job.l);
+    if !cache.is_coded() {
+        return f(cache.keys(l, page, head), cache.values(l, page, head));
+    }
+    let (keys, values) = buffer.split_at_mut(PAGE_TOKENS * cache.key_width());
+    let keys = cache.widen(l, page, head, false, slots, keys);
+    match job.kind {
+        Kind::Mla(_) => f(keys, keys),
+        Kind::Gqa(_) => f(keys, cache.widen(l, page, head, true, slots, values)),
+    }
+}
+
 /// Makes one head's keys and values of a page from its latents, in `buffer`.
 fn make_keys(
     job: &Job,
@@ -548,18 +568,11 @@ fn make_keys(
     let (latents, rest) = buffer.split_at_mut(PAGE_TOKENS * lora);
     let (keys, values) = rest.split_at_mut(PAGE_TOKENS * d);
     let values = &mut values[..PAGE_TOKENS * m.v_dim];
-    let mut split = |slot: usize, row: &mut dyn Iterator<Item = f32>| {
-        latents[slot * lora..(slot + 1) * lora].iter_mut().zip(&mut *row).for_each(|(d, s)| *d = s);
-        keys[slot * d + m.nope_dim..(slot + 1) * d].iter_mut().zip(row).for_each(|(d, s)| *d = s);
-    };
-    match job.ctx.cache.keys(job.l, page, 0) {
-        KvBlock::F32 { data, stride } => {
-            (0..slots).for_each(|s| split(s, &mut data[s * stride..(s + 1) * stride].iter().copied()));
-        }
-        KvBlock::F16 { data, stride } => {
-            (0..slots)
-                .for_each(|s| split(s, &mut data[s * stride..(s + 1) * stride].iter().map(|v| v.to_f32())));
-        }
+    for slot in 0..slots {
+        let (latent, key) =
+            (&mut latents[slot * lora..(slot + 1) * lora], &mut keys[slot * d..(slot + 1) * d]);
+        job.ctx.cache.read(job.l, page, 0, slot, false, 0, latent);
+        job.ctx.cache.read(job.l, page, 0, slot, false, lora, &mut key[m.nope_dim..]);
     }
     // f32 whatever the codec: the latents were rounded once when they were cached, and are not again.
     let (k_up, v_up) = (&m.k_up[head], &m.v_up[head]);

@@ -1,15 +1,18 @@
 //! The CPU backend's KV pages.
 //!
-//! For each layer and page, f32 or f16:
-//! - MLA: `(PAGE_TOKENS, kv_lora_rank + rope_dim)`: normalized latent, then the turned rope key;
-//! - GQA: keys `(n_kv_heads, PAGE_TOKENS, head_dim)`, then values, the same: a head's block is contiguous.
+//! A page's layers lie together, so that a page that no one uses can be given back to the system. For each page and layer:
+//! - f32, f16: keys `(heads, PAGE_TOKENS, key)`, then values, the same: a head's block is contiguous. For MLA there is one
+//!   head, its key is the normalized latent and then the turned rope key, and there are no values;
+//! - int8: the codes of keys and of values, as above; then their scales, f16, one for [`KV_GROUP`] elements of a row; then for
+//!   MLA the rope keys `(PAGE_TOKENS, rope_dim)` in f16, whose rounding would turn into wrong positions.
 
 use super::ops::KvBlock;
-use crate::backend::KvType;
+use crate::backend::{KV_GROUP, KvType, serial_bytes};
 use crate::format::f16;
 use crate::kv::{PAGE_TOKENS, PageId, Placement};
 use crate::model::{AttnHyper, Hyper};
-use std::cell::UnsafeCell;
+use crate::weights::Segment;
+use std::ops::Range;
 
 /// Where a row of a page lies.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +23,8 @@ pub struct Shape {
     pub key: usize,
     /// Width of a head's value row; 0 for MLA, whose values are the latents.
     pub value: usize,
+    /// Elements at the end of a key row that are never coded in int8: MLA's rope key.
+    pub tail: usize,
 }
 
 impl Shape {
@@ -27,47 +32,54 @@ impl Shape {
     pub fn of(h: &Hyper) -> Shape {
         match h.attn {
             AttnHyper::Mla { kv_lora_rank, rope_dim, .. } => {
-                Shape { heads: 1, key: kv_lora_rank + rope_dim, value: 0 }
+                Shape { heads: 1, key: kv_lora_rank + rope_dim, value: 0, tail: rope_dim }
             }
             AttnHyper::Gqa { n_kv_heads, head_dim, .. } => {
-                Shape { heads: n_kv_heads, key: head_dim, value: head_dim }
+                Shape { heads: n_kv_heads, key: head_dim, value: head_dim, tail: 0 }
             }
         }
     }
 
-    /// Elements of a page in one layer.
-    pub fn page_len(&self) -> usize {
-        PAGE_TOKENS * self.heads * (self.key + self.value)
+    /// Elements of a row that are coded in int8.
+    fn coded(&self, value: bool) -> usize {
+        if value { self.value } else { self.key - self.tail }
     }
+}
+
+/// One row: which head, slot, and whether it is a value.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    layer: usize,
+    page: PageId,
+    head: usize,
+    slot: usize,
+    value: bool,
 }
 
 /// All pages of all layers.
 pub struct Cache {
     shape: Shape,
+    kind: KvType,
     pages: usize,
     strides: Vec<usize>,
-    data: Data,
+    /// Bytes of a page in one layer.
+    layer_bytes: usize,
+    /// Workers write disjoint rows of a page while others only read rows written before the last barrier.
+    data: Segment,
 }
-
-/// Workers write disjoint rows of a page while others only read rows written before the last barrier.
-enum Data {
-    F32(UnsafeCell<Vec<f32>>),
-    F16(UnsafeCell<Vec<f16>>),
-}
-
-// SAFETY: rows are written through `Cache::write`, whose contract keeps writers of a row exclusive and readers away.
-unsafe impl Sync for Cache {}
 
 impl Cache {
     /// Zeroed pages. They take memory only once they are written.
     pub fn new(h: &Hyper, kind: KvType, pages: usize) -> Cache {
-        let shape = Shape::of(h);
-        let len = h.n_layers * pages * shape.page_len();
-        let data = match kind {
-            KvType::F32 => Data::F32(UnsafeCell::new(vec![0.0; len])),
-            KvType::F16 => Data::F16(UnsafeCell::new(bytemuck::allocation::zeroed_vec(len))),
-        };
-        Cache { shape, pages, strides: h.masks.iter().map(|m| m.stride()).collect(), data }
+        let layer_bytes = serial_bytes(h, kind, PAGE_TOKENS) / h.n_layers;
+        Cache {
+            shape: Shape::of(h),
+            kind,
+            pages,
+            strides: h.masks.iter().map(|m| m.stride()).collect(),
+            layer_bytes,
+            data: Segment::zeroed(h.n_layers * pages * layer_bytes),
+        }
     }
 
     /// How a layer places positions.
@@ -75,58 +87,108 @@ impl Cache {
         Placement { stride: self.strides[layer] }
     }
 
+    /// Width of a key (or latent) row.
+    pub fn key_width(&self) -> usize {
+        self.shape.key
+    }
+
+    /// True if rows must be widened ([`Cache::widen`]) before anything is computed with them.
+    pub fn is_coded(&self) -> bool {
+        self.kind == KvType::Int8
+    }
+
     /// Bytes of one page, all layers.
     pub fn page_bytes(&self) -> usize {
-        let each = match self.data {
-            Data::F32(_) => 4,
-            Data::F16(_) => 2,
-        };
-        self.strides.len() * self.shape.page_len() * each
+        self.strides.len() * self.layer_bytes
     }
 
+    /// First byte of a page in a layer.
     fn page_at(&self, layer: usize, page: PageId) -> usize {
         assert!((page as usize) < self.pages && layer < self.strides.len());
-        (layer * self.pages + page as usize) * self.shape.page_len()
+        (page as usize * self.strides.len() + layer) * self.layer_bytes
     }
 
-    /// Offset of a key (or latent) row, or with `value` of a value row.
-    fn row_at(&self, layer: usize, page: PageId, head: usize, slot: usize, value: bool) -> usize {
+    /// Elements of a plain page before row `r`, or bytes of codes in a coded one.
+    fn before(&self, r: Row, key: usize, value: usize) -> usize {
         let s = self.shape;
-        assert!(head < s.heads && slot < PAGE_TOKENS);
-        let base = self.page_at(layer, page);
-        match value {
-            false => base + (head * PAGE_TOKENS + slot) * s.key,
-            true => base + s.heads * PAGE_TOKENS * s.key + (head * PAGE_TOKENS + slot) * s.value,
-        }
+        assert!(r.head < s.heads && r.slot < PAGE_TOKENS);
+        let row = r.head * PAGE_TOKENS + r.slot;
+        if r.value { s.heads * PAGE_TOKENS * key + row * value } else { row * key }
     }
 
-    /// A head's keys (or the latents): row `slot` at `slot * key` elements.
+    /// Bytes of a row of plain elements.
+    fn plain(&self, r: Row) -> Range<usize> {
+        let (s, each) = (self.shape, self.kind.bytes());
+        let at = self.page_at(r.layer, r.page) + self.before(r, s.key, s.value) * each;
+        at..at + if r.value { s.value } else { s.key } * each
+    }
+
+    /// Bytes of the codes, the scales and the tail of a coded row.
+    fn coded(&self, r: Row) -> [Range<usize>; 3] {
+        let s = self.shape;
+        let (key, value) = (s.coded(false), s.coded(true));
+        let (key_groups, value_groups) = (key.div_ceil(KV_GROUP), value.div_ceil(KV_GROUP));
+        let rows = s.heads * PAGE_TOKENS;
+        let codes = self.page_at(r.layer, r.page);
+        let scales = codes + rows * (key + value);
+        let tails = scales + rows * (key_groups + value_groups) * 2;
+        let part = |at: usize, len: usize| at..at + len;
+        let (n, groups, tail) = if r.value { (value, value_groups, 0) } else { (key, key_groups, s.tail) };
+        [
+            part(codes + self.before(r, key, value), n),
+            part(scales + self.before(r, key_groups, value_groups) * 2, groups * 2),
+            part(tails + (r.head * PAGE_TOKENS + r.slot) * s.tail * 2, tail * 2),
+        ]
+    }
+
+    /// Bytes to read.
+    fn bytes(&self, range: Range<usize>) -> &[u8] {
+        self.data.part(range)
+    }
+
+    /// A head's keys (or the latents): row `slot` at `slot * key` elements. Not for coded pages.
     pub fn keys(&self, layer: usize, page: PageId, head: usize) -> KvBlock<'_> {
-        self.block(self.row_at(layer, page, head, 0, false), PAGE_TOKENS * self.shape.key, self.shape.key)
+        self.block(Row { layer, page, head, slot: 0, value: false }, self.shape.key)
     }
 
-    /// A head's values; MLA's values are its latents.
+    /// A head's values; MLA's values are its latents. Not for coded pages.
     pub fn values(&self, layer: usize, page: PageId, head: usize) -> KvBlock<'_> {
-        if self.shape.value == 0 {
-            return self.keys(layer, page, head);
-        }
-        self.block(self.row_at(layer, page, head, 0, true), PAGE_TOKENS * self.shape.value, self.shape.value)
-    }
-
-    fn block(&self, at: usize, len: usize, stride: usize) -> KvBlock<'_> {
-        match &self.data {
-            // SAFETY: `write`'s contract: no row that a reader looks at is being written.
-            Data::F32(v) => KvBlock::F32 { data: unsafe { &(&*v.get())[at..at + len] }, stride },
-            // SAFETY: as above.
-            Data::F16(v) => KvBlock::F16 { data: unsafe { &(&*v.get())[at..at + len] }, stride },
+        match self.shape.value {
+            0 => self.keys(layer, page, head),
+            width => self.block(Row { layer, page, head, slot: 0, value: true }, width),
         }
     }
 
-    /// Writes part of a row, rounding to the cache's type.
-    ///
-    /// # Safety
-    /// No other thread may read or write the same row until a barrier of the team lies between.
-    pub unsafe fn write(
+    fn block(&self, first: Row, stride: usize) -> KvBlock<'_> {
+        let at = self.plain(first).start;
+        let bytes = self.bytes(at..at + PAGE_TOKENS * stride * self.kind.bytes());
+        match self.kind {
+            KvType::F32 => KvBlock::F32 { data: bytemuck::cast_slice(bytes), stride },
+            KvType::F16 => KvBlock::F16 { data: bytemuck::cast_slice(bytes), stride },
+            KvType::Int8 => unreachable!("coded rows are widened first"),
+        }
+    }
+
+    /// The first `slots` rows of a head's keys, or with `value` of its values, as f32, side by side.
+    pub fn widen<'b>(
+        &self,
+        layer: usize,
+        page: PageId,
+        head: usize,
+        value: bool,
+        slots: usize,
+        out: &'b mut [f32],
+    ) -> KvBlock<'b> {
+        let stride = if value { self.shape.value } else { self.shape.key };
+        let out = &mut out[..slots * stride];
+        for (slot, to) in out.chunks_exact_mut(stride).enumerate() {
+            self.read(layer, page, head, slot, value, 0, to);
+        }
+        KvBlock::F32 { data: out, stride }
+    }
+
+    /// Reads part of a row as f32, from element `from` on.
+    pub fn read(
         &self,
         layer: usize,
         page: PageId,
@@ -134,50 +196,79 @@ impl Cache {
         slot: usize,
         value: bool,
         from: usize,
-        x: &[f32],
+        out: &mut [f32],
     ) {
-        let at = self.row_at(layer, page, head, slot, value) + from;
-        assert!(from + x.len() <= if value { self.shape.value } else { self.shape.key });
-        match &self.data {
-            Data::F32(v) => {
-                // SAFETY: the row is ours (contract) and inside the vector, whose length never changes.
-                let row = unsafe {
-                    std::slice::from_raw_parts_mut((*v.get()).as_ptr().add(at).cast_mut(), x.len())
-                };
-                row.copy_from_slice(x);
+        let r = Row { layer, page, head, slot, value };
+        match self.kind {
+            KvType::F32 => {
+                out.copy_from_slice(&bytemuck::cast_slice(self.bytes(self.plain(r)))[from..][..out.len()]);
             }
-            Data::F16(v) => {
-                // SAFETY: as above.
-                let row = unsafe {
-                    std::slice::from_raw_parts_mut((*v.get()).as_ptr().add(at).cast_mut(), x.len())
-                };
-                row.iter_mut().zip(x).for_each(|(d, s)| *d = f16::from_f32(*s));
+            KvType::F16 => {
+                let row: &[f16] = bytemuck::cast_slice(self.bytes(self.plain(r)));
+                out.iter_mut().zip(&row[from..][..out.len()]).for_each(|(d, s)| *d = s.to_f32());
+            }
+            KvType::Int8 => {
+                let [codes, scales, tail] = self.coded(r).map(|range| self.bytes(range));
+                let (scales, tail): (&[f16], &[f16]) =
+                    (bytemuck::cast_slice(scales), bytemuck::cast_slice(tail));
+                let split = codes.len().saturating_sub(from).min(out.len());
+                let (coded, rest) = out.split_at_mut(split);
+                widen_codes(&codes[from.min(codes.len())..][..split], scales, from, coded);
+                let tail = &tail[(from + split).saturating_sub(codes.len())..][..rest.len()];
+                rest.iter_mut().zip(tail).for_each(|(d, s)| *d = s.to_f32());
+            }
+        }
+    }
+
+    /// Writes a row, rounding to the cache's type.
+    ///
+    /// # Safety
+    /// No other thread may read or write the same row until a barrier of the team lies between.
+    pub unsafe fn write(&self, layer: usize, page: PageId, head: usize, slot: usize, value: bool, x: &[f32]) {
+        let r = Row { layer, page, head, slot, value };
+        assert_eq!(x.len(), if value { self.shape.value } else { self.shape.key });
+        // SAFETY: the row is ours (contract).
+        let part = |range: Range<usize>| unsafe { self.data.part_mut(range) };
+        match self.kind {
+            KvType::F32 => bytemuck::cast_slice_mut(part(self.plain(r))).copy_from_slice(x),
+            KvType::F16 => to_f16(x, part(self.plain(r))),
+            KvType::Int8 => {
+                let [codes, scales, tail] = self.coded(r).map(part);
+                let (coded, rest) = x.split_at(codes.len());
+                code(coded, bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(scales));
+                to_f16(rest, tail);
             }
         }
     }
 
     /// Copies a page in every layer.
     pub fn copy_page(&mut self, from: PageId, to: PageId) {
-        let len = self.shape.page_len();
-        for layer in 0..self.strides.len() {
-            let (a, b) = (self.page_at(layer, from), self.page_at(layer, to));
-            match &mut self.data {
-                Data::F32(v) => v.get_mut().copy_within(a..a + len, b),
-                Data::F16(v) => v.get_mut().copy_within(a..a + len, b),
-            }
-        }
+        let (a, b, len) = (self.page_at(0, from), self.page_at(0, to), self.page_bytes());
+        self.data.bytes_mut().copy_within(a..a + len, b);
     }
 
-    /// Calls `f(offset, len)` for each row of the canonical form, in its order.
-    fn each_row(&self, pages: &[PageId], tokens: usize, mut f: impl FnMut(usize, usize)) {
+    /// Gives the memory of pages back to the system: of runs of neighbours, all but the edges. `pages` are in order.
+    pub fn discard(&mut self, pages: &[PageId]) -> u64 {
+        let runs = pages.chunk_by(|a, b| a + 1 == *b);
+        let freed = runs.map(|run| {
+            let at = self.page_at(0, run[0]);
+            self.data.discard(at..at + run.len() * self.strides.len() * self.layer_bytes)
+        });
+        freed.collect::<Vec<_>>().into_iter().sum()
+    }
+
+    /// Calls `f` with the bytes of each piece of the canonical form, in its order.
+    fn each_piece(&self, pages: &[PageId], tokens: usize, mut f: impl FnMut(Range<usize>)) {
         let s = self.shape;
         for layer in 0..self.strides.len() {
             for position in 0..tokens {
                 let (index, slot) = self.placement(layer).locate(position);
                 for (value, width) in [(false, s.key), (true, s.value)] {
-                    for head in 0..s.heads {
-                        if width > 0 {
-                            f(self.row_at(layer, pages[index], head, slot, value), width);
+                    for head in 0..if width > 0 { s.heads } else { 0 } {
+                        let r = Row { layer, page: pages[index], head, slot, value };
+                        match self.kind {
+                            KvType::Int8 => self.coded(r).into_iter().for_each(&mut f),
+                            _ => f(self.plain(r)),
                         }
                     }
                 }
@@ -187,40 +278,52 @@ impl Cache {
 
     /// Appends `tokens` positions in the canonical form ([`crate::backend::Backend::export`]).
     pub fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>) {
-        self.each_row(pages, tokens, |at, len| match &self.data {
-            Data::F32(v) => {
-                // SAFETY: no step runs while the backend is borrowed here, so no one writes.
-                unsafe { &(&*v.get())[at..at + len] }.iter().for_each(|x| out.extend(x.to_le_bytes()))
-            }
-            Data::F16(v) => {
-                // SAFETY: as above.
-                unsafe { &(&*v.get())[at..at + len] }.iter().for_each(|x| out.extend(x.to_le_bytes()))
-            }
-        });
+        const { assert!(cfg!(target_endian = "little"), "bytes in memory are the serial form's") };
+        self.each_piece(pages, tokens, |range| out.extend_from_slice(self.bytes(range)));
     }
 
     /// Fills pages from the canonical form.
     pub fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]) {
-        let mut rows = Vec::new();
-        self.each_row(pages, tokens, |at, len| rows.push((at, len)));
+        let mut pieces = Vec::new();
+        self.each_piece(pages, tokens, |range| pieces.push(range));
         let mut left = bytes;
-        for (at, len) in rows {
-            match &mut self.data {
-                Data::F32(v) => {
-                    let (row, rest) = left.split_at(len * 4);
-                    let words = row.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                    v.get_mut()[at..at + len].iter_mut().zip(words).for_each(|(d, s)| *d = s);
-                    left = rest;
-                }
-                Data::F16(v) => {
-                    let (row, rest) = left.split_at(len * 2);
-                    let words = row.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]));
-                    v.get_mut()[at..at + len].iter_mut().zip(words).for_each(|(d, s)| *d = s);
-                    left = rest;
-                }
-            }
+        for range in pieces {
+            let (piece, rest) = left.split_at(range.len());
+            self.data.bytes_mut()[range].copy_from_slice(piece);
+            left = rest;
         }
         assert!(left.is_empty(), "{} bytes too many", left.len());
+    }
+}
+
+/// Codes of a row from element `from` on, times their groups' scales.
+fn widen_codes(codes: &[u8], scales: &[f16], from: usize, out: &mut [f32]) {
+    let mut at = 0;
+    while at < codes.len() {
+        // Up to the end of a group, so that the inner loop has one scale.
+        let group = (from + at) / KV_GROUP;
+        let end = ((group + 1) * KV_GROUP - from).min(codes.len());
+        let scale = scales[group].to_f32();
+        let part = out[at..end].iter_mut().zip(&codes[at..end]);
+        part.for_each(|(d, c)| *d = f32::from(*c as i8) * scale);
+        at = end;
+    }
+}
+
+fn to_f16(x: &[f32], out: &mut [u8]) {
+    let out: &mut [f16] = bytemuck::cast_slice_mut(out);
+    out.iter_mut().zip(x).for_each(|(d, s)| *d = f16::from_f32(*s));
+}
+
+/// Codes a row in int8: the largest of each group becomes ±127. The scale is rounded to f16 first, so that codes are the
+/// nearest ones to what will be read.
+fn code(x: &[f32], codes: &mut [i8], scales: &mut [f16]) {
+    for ((x, codes), scale) in x.chunks(KV_GROUP).zip(codes.chunks_mut(KV_GROUP)).zip(scales) {
+        let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+        *scale = f16::from_f32(max / 127.0);
+        let s = scale.to_f32();
+        let by = if s > 0.0 { 1.0 / s } else { 0.0 };
+        codes.iter_mut().zip(x).for_each(|(c, v)| *c = (v * by).round().clamp(-127.0, 127.0) as i8);
     }
 }
 
@@ -264,7 +367,7 @@ mod tests {
                             .map(|i| ((layer * 999 + position * 13 + head * 5 + i) % 97) as f32)
                             .collect();
                         // SAFETY: no other thread.
-                        unsafe { c.write(layer, pages[index], head, slot, value, 0, &x) };
+                        unsafe { c.write(layer, pages[index], head, slot, value, &x) };
                     }
                 }
             }
@@ -290,13 +393,16 @@ mod tests {
         };
         for (attn, row) in [(gqa, 16), (mla, 8)] {
             let h = hyper(attn);
-            for kind in [KvType::F32, KvType::F16] {
+            for kind in [KvType::F32, KvType::F16, KvType::Int8] {
                 let (mut c, tokens) = (Cache::new(&h, kind, 12), 100);
                 let (from, to) = ([0, 2, 4, 6], [11, 9, 1, 3]);
                 fill(&c, &from, tokens);
                 let mut bytes = Vec::new();
                 c.export(&from, tokens, &mut bytes);
-                assert_eq!(bytes.len(), 2 * tokens * row * kind.bytes());
+                assert_eq!(bytes.len(), serial_bytes(&h, kind, tokens));
+                if kind != KvType::Int8 {
+                    assert_eq!(bytes.len(), 2 * tokens * row * kind.bytes());
+                }
                 c.import(&to, tokens, &bytes);
                 let mut again = Vec::new();
                 c.export(&to, tokens, &mut again);
@@ -306,6 +412,80 @@ mod tests {
                 c.export(&[5, 9, 1, 3], tokens, &mut copied);
                 assert!(bytes == copied);
             }
+        }
+    }
+
+    #[test]
+    fn coded_rows_are_close_and_small() {
+        // DeepSeek-V2-Lite's row, SmolLM2's heads, and one with a group that is not full.
+        let mla = |kv_lora_rank, rope_dim| AttnHyper::Mla {
+            n_heads: 2,
+            q_lora_rank: None,
+            kv_lora_rank,
+            nope_dim: 4,
+            rope_dim,
+            v_dim: 4,
+        };
+        let gqa = |n_kv_heads, head_dim| AttnHyper::Gqa {
+            n_heads: 2 * n_kv_heads,
+            n_kv_heads,
+            head_dim,
+            qk_norm: crate::model::QkNorm::None,
+            clip: None,
+        };
+        for (attn, most) in [(mla(512, 64), 0.585), (gqa(3, 64), 0.535), (mla(50, 6), 1.0), (gqa(2, 20), 1.0)]
+        {
+            let h = hyper(attn);
+            let share = serial_bytes(&h, KvType::Int8, 32) as f64 / serial_bytes(&h, KvType::F16, 32) as f64;
+            assert!(share <= most, "{attn:?}: {share}");
+            let c = Cache::new(&h, KvType::Int8, 2);
+            assert_eq!(c.page_bytes(), serial_bytes(&h, KvType::Int8, PAGE_TOKENS));
+            for (value, width) in [(false, c.shape.key), (true, c.shape.value)] {
+                let x: Vec<f32> = (0..width).map(|i| ((i * 7919 + 13) % 201) as f32 - 100.0).collect();
+                if width == 0 {
+                    continue;
+                }
+                let head = c.shape.heads - 1;
+                // SAFETY: no other thread.
+                unsafe { c.write(1, 1, head, 5, value, &x) };
+                let mut back = vec![0.0; 6 * width];
+                c.widen(1, 1, head, value, 6, &mut back);
+                let coded = c.shape.coded(value);
+                for (i, (a, b)) in x.iter().zip(&back[5 * width..]).enumerate() {
+                    // Half a step of the largest, and f16's rounding of the step.
+                    let far = if i < coded { 100.0 / 254.0 * 1.01 } else { 0.0 };
+                    assert!((a - b).abs() <= far, "{attn:?} {value} {i}: {a} {b}");
+                }
+                let mut part = vec![0.0; width - 3];
+                c.read(1, 1, head, 5, value, 3, &mut part);
+                assert_eq!(part, back[5 * width + 3..]);
+                assert!(back[..5 * width].iter().all(|v| *v == 0.0), "other rows stay");
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_given_back_is_zero_and_others_stay() {
+        let h = hyper(AttnHyper::Gqa {
+            n_heads: 4,
+            n_kv_heads: 4,
+            head_dim: 128,
+            qk_norm: crate::model::QkNorm::None,
+            clip: None,
+        });
+        let mut c = Cache::new(&h, KvType::F16, 40);
+        let all: Vec<PageId> = (0..40).collect();
+        fill(&c, &all, 40 * PAGE_TOKENS);
+        let freed = c.discard(&[3, 4, 5, 9]);
+        assert!(freed as usize >= 3 * c.page_bytes() && freed as usize <= 4 * c.page_bytes(), "{freed}");
+        let keep: Vec<PageId> = all.iter().copied().filter(|p| ![3, 4, 5, 9].contains(p)).collect();
+        let mut row = vec![1.0; 128];
+        c.read(0, 4, 0, 0, false, 0, &mut row);
+        assert!(row.iter().all(|x| *x == 0.0));
+        for page in keep {
+            let mut row = vec![0.0; 128];
+            c.read(1, page, 3, 31, true, 0, &mut row);
+            assert!(row.iter().any(|x| *x != 0.0), "page {page}");
         }
     }
 }

@@ -59,7 +59,7 @@ impl CpuOptions {
 
 /// Bytes of one KV page of a model, all layers.
 pub fn page_bytes(h: &Hyper, kv: KvType) -> usize {
-    h.n_layers * cache::Shape::of(h).page_len() * kv.bytes()
+    crate::backend::serial_bytes(h, kv, crate::kv::PAGE_TOKENS)
 }
 
 /// Bytes of the buffers that a step works in.
@@ -304,6 +304,10 @@ impl Backend for CpuBackend {
 
     fn kv_type(&self) -> KvType {
         self.options.kv_type()
+    }
+
+    fn discard(&mut self, pages: &[PageId]) -> u64 {
+        self.cache.discard(pages)
     }
 
     fn copy_page(&mut self, from: PageId, to: PageId) {
