@@ -2,8 +2,8 @@
 
 use crate::support::data;
 use tegu::app::{self, App, Options};
-use tegu::backend::MlaOrder;
-use tegu::engine::{Budget, Class, Done, Engine, Event, Request, SeqId};
+use tegu::backend::{KvType, MlaOrder};
+use tegu::engine::{Budget, Class, Done, Engine, EvalChunk, EvalOptions, Event, Request, SeqId};
 use tegu::sample::{SampleParams, Sampler};
 
 /// A small model with a pool of `pages` times 32 tokens.
@@ -283,4 +283,93 @@ fn two_clients_share_whatever_each_asks_for() {
     }
     assert_eq!(got[0], 12 * 60);
     assert!(got[1] * 10 >= (got[0] + got[1]) * 4, "{got:?}");
+}
+
+/// The trained demo model with a cache type.
+fn demo(kv: KvType) -> App {
+    let mut o = Options::new(data().join("tinymoe-demo.gguf"));
+    (o.context_tokens, o.sequences, o.threads, o.kv) = (2048, 2, 2, Some(kv));
+    app::prepare(o).unwrap().load(&|_| {}).unwrap()
+}
+
+/// Tokens of held-out text.
+fn held_out() -> Vec<u32> {
+    let text = std::fs::read_to_string(data().join("text/slice.ids.json")).unwrap();
+    let ids: Vec<u32> = serde_json::from_str(&text).unwrap();
+    ids[..1500.min(ids.len())].to_vec()
+}
+
+#[test]
+fn int8_changes_perplexity_by_less_than_half_a_percent() {
+    let ids = held_out();
+    let ppl = |kv| {
+        let mut app = demo(kv);
+        let (vocab, mut nll) = (app.engine.hyper().vocab, 0.0);
+        let score = &mut |c: EvalChunk| {
+            for (i, row) in c.logits.chunks(vocab).enumerate() {
+                let Some(&next) = ids.get(c.logits_from + i + 1) else { break };
+                let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let sum: f64 = row.iter().map(|x| f64::from(x - max).exp()).sum();
+                nll += sum.ln() - f64::from(row[next as usize] - max);
+            }
+            Ok(())
+        };
+        app.engine.eval(&ids, &EvalOptions::default(), score).unwrap();
+        (nll / (ids.len() - 1) as f64).exp()
+    };
+    let (f16, int8) = (ppl(KvType::F16), ppl(KvType::Int8));
+    assert!(f16 != int8 && (int8 / f16 - 1.0).abs() < 0.005, "{f16} {int8}");
+}
+
+#[test]
+fn int8_is_the_same_however_it_is_split_and_saved() {
+    let ids = held_out();
+    let mut app = demo(KvType::Int8);
+    let want = alone(&mut app.engine, request(&ids[..300], 20, Class::Normal)).0;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x");
+    let all: Vec<u32> = ids[..300].iter().chain(&want).copied().collect();
+    assert_eq!(app.engine.save_session(&file, &all).unwrap().0, 319);
+    app.engine.shrink(u64::MAX);
+    assert_eq!(app.engine.load_session(&file).unwrap(), (all, 319));
+    let again = alone(&mut app.engine, request(&ids[..300], 20, Class::Normal));
+    assert_eq!((again.0, again.2), (want.clone(), 0));
+    let mut app = demo(KvType::Int8);
+    let id = app.engine.open(request(&ids[..300], 20, Class::Normal), None).unwrap();
+    let mut out = vec![vec![]];
+    loop {
+        let events = app.engine.step(&Budget { prefill_chunk: 37, ..Budget::default() }).unwrap();
+        if events.is_empty() {
+            break;
+        }
+        collect(events, &[id], &mut out);
+    }
+    assert_eq!(out[0], want);
+    // Another type's session is refused by name.
+    let error = demo(KvType::F16).engine.load_session(&file).unwrap_err().to_string();
+    assert!(error.contains("kv: expected f16, found int8"), "{error}");
+}
+
+#[test]
+fn idle_pages_go_back_to_the_system_and_the_cache_goes_on() {
+    let ids = held_out();
+    let mut app = demo(KvType::F16);
+    let want = alone(&mut app.engine, request(&ids[..1000], 8, Class::Normal)).0;
+    let page = app.engine.page_bytes() as u64;
+    let resident = app.engine.pool().resident_pages();
+    assert_eq!(resident, 32);
+    let id = app.engine.open(request(&ids[..200], 50, Class::Normal), None).unwrap();
+    let events = app.engine.step(&Budget::default()).unwrap();
+    assert!(!events.is_empty());
+    // What a sequence uses stays; what only might be used again goes.
+    let freed = app.engine.shrink(u64::MAX);
+    assert!(freed >= 20 * page && freed <= 32 * page, "{freed} of {}", 32 * page);
+    assert!(app.engine.pool().resident_pages() < resident);
+    let mut out = vec![vec![]];
+    finish(&mut app.engine, &[id], &mut out);
+    app.engine.close(id);
+    assert_eq!(out[0].len() + usize::from(events.iter().any(|e| matches!(e, Event::Token { .. }))), 50);
+    assert_eq!(alone(&mut app.engine, request(&ids[..1000], 8, Class::Normal)).0, want);
+    while !app.engine.allow_growth() {}
+    assert_eq!(app.engine.pool().cap(), app.engine.pool().len());
 }
