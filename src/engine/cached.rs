@@ -110,7 +110,12 @@ impl Engine {
         pages: &mut Vec<PageId>,
         tags: &mut Vec<u8>,
     ) {
+        let stamps: Vec<_> = path.iter().map(|&id| self.tree.stamp(id)).collect();
         for (n, &id) in path.iter().enumerate() {
+            // Making room for one block may cost a later one.
+            if self.tree.stamp(id) != stamps[n] {
+                break;
+            }
             if let Place::Spilled(slot) = *self.tree.place(id)
                 && !self.fetch(i, id, slot, kept)
             {

@@ -35,6 +35,8 @@ struct Node {
     tags: Box<[u8]>,
     place: Place,
     children: Children,
+    /// Never the same for two nodes.
+    stamp: u64,
     /// When it was last used.
     used: u64,
     /// Worth a write when it is evicted: it was reused, or someone will come back for it.
@@ -60,6 +62,7 @@ pub struct Tree {
     root: Children,
     block: usize,
     clock: u64,
+    next_stamp: u64,
 }
 
 /// How many elements two slices share at the front.
@@ -71,7 +74,7 @@ impl Tree {
     /// An empty tree of blocks of `block` tokens.
     pub fn new(block: usize) -> Tree {
         assert!(block > 0 && block.is_multiple_of(super::PAGE_TOKENS), "whole pages");
-        Tree { nodes: Vec::new(), empty: Vec::new(), root: Children::new(), block, clock: 0 }
+        Tree { nodes: Vec::new(), empty: Vec::new(), root: Children::new(), block, clock: 0, next_stamp: 0 }
     }
 
     fn node(&self, id: NodeId) -> &Node {
@@ -96,6 +99,11 @@ impl Tree {
     /// Where a block is.
     pub fn place(&self, id: NodeId) -> &Place {
         &self.node(id).place
+    }
+
+    /// What tells a node from all others, also from a later one of the same index; `None` if it is gone.
+    pub fn stamp(&self, id: NodeId) -> Option<u64> {
+        self.nodes[id].as_ref().map(|n| n.stamp)
     }
 
     /// A block's tags.
@@ -231,9 +239,11 @@ impl Tree {
             tags: tags.into(),
             place: Place::Pages(pages.to_vec()),
             children: Children::new(),
+            stamp: self.next_stamp,
             used: self.clock,
             keep: false,
         };
+        self.next_stamp += 1;
         let id = match self.empty.pop() {
             Some(id) => {
                 self.nodes[id] = Some(node);

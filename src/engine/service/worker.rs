@@ -14,8 +14,10 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// How long the thread sleeps when nothing can be done; commands end the sleep at once, deadlines are seen after it.
-const IDLE: Duration = Duration::from_millis(100);
+/// How long the thread sleeps when open requests must wait; commands end the sleep at once, deadlines are seen after it.
+const WAIT: Duration = Duration::from_millis(50);
+/// The same when nothing is open: memory is looked at after it, and the robot's processor sleeps meanwhile.
+const IDLE: Duration = Duration::from_millis(400);
 
 /// How long memory must not have been short before the cache may grow again.
 const CALM: Duration = Duration::from_secs(5);
@@ -123,7 +125,7 @@ impl Worker {
     /// Takes what was sent; waits a moment for it if there is nothing else to do. `None`: no one can send any more.
     fn take_commands(&mut self, commands: &Receiver<Command>, idle: bool) -> Option<()> {
         if idle {
-            match commands.recv_timeout(IDLE) {
+            match commands.recv_timeout(if self.open.is_empty() { IDLE } else { WAIT }) {
                 Ok(c) => self.command(c),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return None,
