@@ -205,7 +205,8 @@ impl Cache {
             }
             KvType::F16 => {
                 let row: &[f16] = bytemuck::cast_slice(self.bytes(self.plain(r)));
-                out.iter_mut().zip(&row[from..][..out.len()]).for_each(|(d, s)| *d = s.to_f32());
+                let row = &row[from..][..out.len()];
+                out.iter_mut().zip(row).for_each(|(d, s)| *d = s.to_f32());
             }
             KvType::Int8 => {
                 let [codes, scales, tail] = self.coded(r).map(|range| self.bytes(range));

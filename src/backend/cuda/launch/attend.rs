@@ -165,6 +165,7 @@ pub fn unit(heads: &Heads, kv: KvType) -> Unit {
         (KvType::F32, 1) => "ATTEND=321",
         (KvType::F32, 2) => "ATTEND=322",
         (KvType::F32, _) => "ATTEND=324",
+        (KvType::Int8, _) => unreachable!("app keeps int8 to the CPU"),
     };
     Unit { file: "attend", variant }
 }
