@@ -13,16 +13,16 @@
 //! | [`weights`] | files to checked tensors in the tile layout; the memory plan; `ExpertSource` | format |
 //! | [`model`] | hyperparameters, names bound once, layers as plain data | weights and below |
 //! | [`text`] | tokenizer, chat template, streaming detokenizer, stop strings | format |
-//! | [`kv`] | page ids, reference counts, block tables; owns no bytes | model and below |
+//! | [`kv`] | page ids, reference counts, block tables, the prefix tree; owns no bytes | model and below |
 //! | [`backend`] | the `Backend` trait; KV bytes and scratch; `cpu`: the definition and its fast paths | kv and below |
 //! | [`sample`] | samplers, penalties, log-probabilities | backend and below, text |
-//! | [`engine`] | the step loop: sequences, batches; sole owner of backend and KV | sample and below, text |
+//! | [`engine`] | the step loop: sequences, batches, who goes first, spill, sessions; `service`: its thread and streams | sample and below, text |
 //! | [`config`], [`observe`] | settings; logging and progress | units, limits |
 //! | `app` | the only place that knows every room | all but cli |
 //! | `cli` | `tegu run logits ppl bench inspect pack synth` | all |
 //!
-//! Threads: the caller's thread drives the engine, which is the sole owner of sequences, KV and backend; the
-//! CPU backend adds its own team of workers; loading adds readers that end with the load.
+//! Threads: the caller's thread, or in the daemon one of `engine::service`, drives the engine, which is the sole owner of
+//! sequences, KV and backend; a stream to each reader is bounded, and a slow reader is cancelled. The CPU backend adds its own team of workers; loading adds readers that end with the load.
 //!
 //! `tests/tidy.rs` holds the import table as data and fails on any other edge. `unsafe` lives in `weights`
 //! (mapping, aligned buffers) and `backend` (SIMD), each block with its SAFETY note.

@@ -141,7 +141,7 @@ mod tests {
             assert!(b * 10 >= (a + b) * 4, "{greedy} {modest}: {a} {b}");
         }
         // Also where it needs a moment between its requests.
-        let [a, b] = serve(2000, 8, |c, step| if c == 0 { 16 } else { usize::from(step % 50 > 10) });
+        let [a, b] = serve(2000, 8, |c, step| if c == 0 { 16 } else { usize::from(step % 50 > 2) });
         assert!(b * 10 >= (a + b) * 4, "{a} {b}");
     }
 
