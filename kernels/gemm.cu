@@ -12,12 +12,17 @@ struct GemmParams {
 };
 static_assert(sizeof(GemmParams) == 144, "launch/gemm.rs");
 
-// Grid (tiles / 8, rows / N, heads).
+// The two tiles of a warp (or, split, of the block), from the block's first on.
+template <int NT> __device__ __forceinline__ u32 first_of_pair() {
+  return blockIdx.x * block_tiles(NT) + (is_split(NT) ? 0 : threadIdx.x / 32 * 2);
+}
+
+// Grid (tiles / block_tiles, rows / N, heads).
 template <int NT> __device__ __forceinline__ void gemm_rows(const GemmParams& p) {
   extern __shared__ __align__(16) u8 shared[];
   const u32 head = blockIdx.z, first = blockIdx.y * 8 * NT, n = min(p.rows - first, 8u * NT);
   const Planes w(p.w, p.w.base + head * p.w_step);
-  const u32 tile = blockIdx.x * 8 + threadIdx.x / 32 * 2, r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const u32 tile = first_of_pair<NT>(), r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   f32 acc[2][NT][4];
   gemm<CODEC, NT>(w, w, tile, tile + 1, {p.x + head * p.x_step, p.pitch, nullptr, first, n}, shared, acc);
   EACH_SUM(NT) {
@@ -66,14 +71,14 @@ __device__ __forceinline__ Slots slots_of_block(const GroupedParams& p, u32 size
   return {expert, first, min(p.starts[expert + 1] - first, size)};
 }
 
-// Grid (tiles of gate / 4, blocks). y = silu(G x) * (U x).
+// Grid (tiles of gate / (block_tiles / 2), blocks). y = silu(G x) * (U x).
 template <int NT> __device__ __forceinline__ void gate_up(const GroupedParams& p) {
   extern __shared__ __align__(16) u8 shared[];
   const Slots s = slots_of_block(p, 8 * NT);
   if (s.n == 0) return;
   const u64* base = p.table + 3 * (u64)s.expert;
   const Planes gate(p.a, p.table ? base[0] : p.a.base), up(p.b, p.table ? base[1] : p.b.base);
-  const u32 tile = blockIdx.x * 4 + threadIdx.x / 32, r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const u32 tile = first_of_pair<NT>() / 2, r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const Gather x = {p.x, p.pitch, p.gather, s.first, s.n};
   f32 acc[2][NT][4];
   gemm<CODEC, NT>(gate, up, tile, tile, x, shared, acc);
@@ -85,17 +90,21 @@ template <int NT> __device__ __forceinline__ void gate_up(const GroupedParams& p
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) gate_up_n64(const __grid_constant__ GroupedParams p) { gate_up<8>(p); }
-extern "C" __global__ void __launch_bounds__(128, 5) gate_up_n16(const __grid_constant__ GroupedParams p) { gate_up<2>(p); }
+extern "C" __global__ void __launch_bounds__(128, 3) gate_up_n64(const __grid_constant__ GroupedParams p) {
+  gate_up<8>(p);
+}
+extern "C" __global__ void __launch_bounds__(128, 5) gate_up_n16(const __grid_constant__ GroupedParams p) {
+  gate_up<2>(p);
+}
 
-// Grid (tiles from first_tile to end_tile / 8, blocks). y = D x for every slot: a slice of its columns, since all of them
-// for all slots may be more memory than there is.
+// Grid (tiles from first_tile to end_tile / block_tiles, blocks). y = D x for every slot: a slice of its columns, since
+// all of them for all slots may be more memory than there is.
 template <int NT> __device__ __forceinline__ void down(const GroupedParams& p) {
   extern __shared__ __align__(16) u8 shared[];
   const Slots s = slots_of_block(p, 8 * NT);
   if (s.n == 0) return;
   const Planes w(p.a, p.table[3 * (u64)s.expert + 2]);
-  const u32 tile = p.first_tile + blockIdx.x * 8 + threadIdx.x / 32 * 2, r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const u32 tile = p.first_tile + first_of_pair<NT>(), r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const u32 from = p.first_tile * TILE_ROWS, to = min(p.end_tile * TILE_ROWS, w.rows);
   f32 acc[2][NT][4];
   gemm<CODEC, NT>(w, w, tile, tile + 1, {p.x, p.pitch, nullptr, s.first, s.n}, shared, acc);

@@ -1,8 +1,10 @@
 // Products with many activation rows on the tensor cores: mma.sync m16n8k16, f16 in, f32 sums. The weights are the A
 // operand: a tile of 16 rows is one fragment, dequantized in registers by the lane that multiplies it; activations are B.
 //
-// A block of 4 warps has N = 8*NT activation rows and two tiles a warp (8 tiles, or 4 of gate and the same 4 of up). The
-// columns go by in groups of 32, activations through shared memory in STAGES of cp.async. Which columns an mma step
+// A block of 4 warps has N = 8*NT activation rows. For N = 64 each warp has two tiles of its own (8 tiles a block, or 4 of
+// gate and the same 4 of up). For N = 16 there is too little work to hide the weights' latency so: the warps share two
+// tiles (or one of gate and of up), take every fourth group of columns, and are added up at the end (SPLIT).
+// The columns go by in groups of 32, activations through shared memory in STAGES of cp.async. Which columns an mma step
 // takes is free as long as both operands agree: lane t has columns 4t..4t+3 and 16+4t..16+4t+3, as the codes lie.
 //
 // Bytes: weights once for every N rows, activations (f16) once for every 8 tiles. Lane operations a weight, for every N
@@ -125,10 +127,11 @@ template <int C> struct Weights<C, true> {
   }
 };
 
-// Shared memory of a block, in one piece: activations (STAGES, N, 64 bytes), then dense weights (STAGES, warps, 2).
-template <int C, int NT> constexpr u32 gemm_shared_bytes() {
-  return STAGES * (8 * NT * 64 + 8 * Weights<C>::STAGE_BYTES);
-}
+// True for blocks whose warps split the columns.
+constexpr bool is_split(int nt) { return nt < 4; }
+
+// Tiles that a block has of a matrix that stands alone; half as many of gate and of up.
+constexpr u32 block_tiles(int nt) { return is_split(nt) ? 2 : 8; }
 
 // Where the activation rows of a block lie: row i of N at `rows[i]`, or zeros where `i >= n`.
 struct Gather {
@@ -140,38 +143,75 @@ struct Gather {
   __device__ __forceinline__ u32 row(u32 i) const { return rows ? __ldg(rows + first + i) : first + i; }
 };
 
-// acc[tile][nt]: sums of the warp's two tiles, of `w[0]`'s tile[0] and `w[1]`'s tile[1], against N rows. Tiles past the
-// matrix are the caller's to leave out when it writes; their weights are read from the last tile.
+// Adds the four warps' sums in the order of the warps; every warp gets the totals. `room` holds 4 * 8*NT * 32 f32.
+template <int NT> __device__ __forceinline__ void add_up_warps(f32* room, f32 (&acc)[2][NT][4]) {
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr u32 SUMS = 2 * NT * 4;
+  copy_wait<0>();
+  __syncthreads(); // no warp reads its stages any more
+#pragma unroll
+  for (u32 i = 0; i < SUMS; i++) room[(warp * SUMS + i) * 32 + lane] = acc[i / (4 * NT)][i / 4 % NT][i % 4];
+  __syncthreads();
+#pragma unroll
+  for (u32 i = 0; i < SUMS; i++) {
+    f32 sum = room[i * 32 + lane];
+#pragma unroll
+    for (u32 w = 1; w < 4; w++) sum += room[(w * SUMS + i) * 32 + lane];
+    acc[i / (4 * NT)][i / 4 % NT][i % 4] = sum;
+  }
+}
+
+// Which activations a thread copies into shared memory: the same 16 bytes of COPIES rows in every stage. THREADS of them
+// (a block, or a warp where each has its own activations) copy N rows of 64 bytes.
+template <int N, int THREADS> struct Copies {
+  static constexpr int COPIES = (N * 4 + THREADS - 1) / THREADS;
+  const u16* from[COPIES];
+  u32 bytes[COPIES];
+  u32 thread;
+
+  __device__ __forceinline__ explicit Copies(const Gather& x) : thread(threadIdx.x % THREADS) {
+#pragma unroll
+    for (int c = 0; c < COPIES; c++) {
+      const u32 i = thread / 4 + THREADS / 4 * c;
+      bytes[c] = i < x.n ? 16 : 0; // rows past the last are zeros
+      from[c] = x.x + (i < x.n ? x.row(i) : 0) * x.pitch + 8 * (thread % 4);
+    }
+  }
+
+  __device__ __forceinline__ void stage(u8* to, u32 g) const {
+    static_assert(N * 4 % THREADS == 0, "every thread copies");
+#pragma unroll
+    for (int c = 0; c < COPIES; c++) copy_async(to + 16 * (thread + THREADS * c), from[c] + (u64)g * 32, bytes[c]);
+  }
+};
+
+// Shared memory of a block (launch/gemm.rs counts the same): STAGES of activations (N, 64 bytes), one set a block or, when
+// split, one a warp; then STAGES of dense weights, two tiles a warp. A split block's sums reuse it from the start.
+//
+// acc[i][nt]: sums of w0's tile0 (i = 0) and w1's tile1, the warp's or the block's two, against N rows. Tiles past the
+// matrix are the caller's to leave out when it writes; here the last tile stands for them.
 template <int C, int NT>
 __device__ __forceinline__ void gemm(const Planes& w0, const Planes& w1, u32 tile0, u32 tile1, const Gather& x, u8* shared,
                                      f32 (&acc)[2][NT][4]) {
-  constexpr int N = 8 * NT, X_BYTES = N * 64;
-  constexpr bool IS_DENSE = codec_row(C).part == DENSE;
-  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane / 4, t = lane % 4;
-  const u32 groups = (w0.cols + GROUP - 1) / GROUP;
-  u8* const dense_at = shared + STAGES * X_BYTES + warp * 2 * Weights<C>::STAGE_BYTES;
-  constexpr u32 DENSE_STEP = 8 * Weights<C>::STAGE_BYTES;
+  constexpr bool SPLIT = is_split(NT), IS_DENSE = codec_row(C).part == DENSE;
+  constexpr int N = 8 * NT, SETS = SPLIT ? 4 : 1;
+  constexpr u32 X_STEP = N * 64 * SETS, DENSE_STEP = 8 * Weights<C>::STAGE_BYTES, STRIDE = SETS;
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const u32 groups = (w0.cols + GROUP - 1) / GROUP, first = SPLIT ? warp : 0;
+  u8* const x_at = shared + (SPLIT ? warp * N * 64 : 0);
+  u8* const dense_at = shared + STAGES * X_STEP + warp * 2 * Weights<C>::STAGE_BYTES;
   tile0 = min(tile0, w0.tiles - 1), tile1 = min(tile1, w1.tiles - 1);
 
-  // Each thread copies the same 16 bytes of a few rows in every stage.
-  constexpr int COPIES = (N * 4 + 127) / 128;
-  const u16* from[COPIES];
-  u32 bytes[COPIES];
-#pragma unroll
-  for (int c = 0; c < COPIES; c++) {
-    const u32 i = threadIdx.x / 4 + 32 * c;
-    bytes[c] = i < x.n ? 16 : 0;
-    from[c] = x.x + (i < x.n ? x.row(i) : 0) * x.pitch + 8 * (threadIdx.x % 4);
-  }
-  auto stage = [&](u32 g) {
+  const Copies<N, SPLIT ? 32 : 128> copies(x);
+  // Stage i is the warp's (or block's) i-th group.
+  auto stage = [&](u32 i) {
+    const u32 g = first + i * STRIDE;
     if (g < groups) {
-      u8* to = shared + g % STAGES * X_BYTES + 16 * threadIdx.x;
-#pragma unroll
-      for (int c = 0; c < COPIES; c++)
-        if (N * 4 >= 128 * (c + 1) || threadIdx.x < N * 4) copy_async(to + 2048 * c, from[c] + (u64)g * 32, bytes[c]);
+      copies.stage(x_at + i % STAGES * X_STEP, g);
       if constexpr (IS_DENSE) {
-        Weights<C>::stage(dense_at + g % STAGES * DENSE_STEP, w0, tile0, g);
-        Weights<C>::stage(dense_at + g % STAGES * DENSE_STEP + Weights<C>::STAGE_BYTES, w1, tile1, g);
+        u8* to = dense_at + i % STAGES * DENSE_STEP;
+        Weights<C>::stage(to, w0, tile0, g);
+        Weights<C>::stage(to + Weights<C>::STAGE_BYTES, w1, tile1, g);
       }
     }
     copy_commit();
@@ -185,27 +225,30 @@ __device__ __forceinline__ void gemm(const Planes& w0, const Planes& w1, u32 til
 #pragma unroll
       for (int c = 0; c < 4; c++) acc[i][nt][c] = 0.f;
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) stage(s);
-  if constexpr (!IS_DENSE) ahead[0].fetch(w0, tile0, 0), ahead[1].fetch(w1, tile1, 0);
+  for (int i = 0; i < STAGES - 1; i++) stage(i);
+  if constexpr (!IS_DENSE) {
+    const u32 g = min(first, groups - 1);
+    ahead[0].fetch(w0, tile0, g), ahead[1].fetch(w1, tile1, g);
+  }
 
 #pragma unroll 1
-  for (u32 g = 0; g < groups; g++) {
+  for (u32 i = 0, g = first; g < groups; i++, g += STRIDE) {
     copy_wait<STAGES - 2>();
-    __syncthreads();
-    stage(g + STAGES - 1);
+    if constexpr (SPLIT) __syncwarp();
+    else __syncthreads();
+    stage(i + STAGES - 1);
     u32 a[2][2][4];
     if constexpr (IS_DENSE) {
-      const u8* at = dense_at + g % STAGES * DENSE_STEP;
-      __syncwarp();
-      Weights<C>::fragments(a[0], at, w0, tile0, g);
-      Weights<C>::fragments(a[1], at + Weights<C>::STAGE_BYTES, w1, tile1, g);
+      const u8* from = dense_at + i % STAGES * DENSE_STEP;
+      Weights<C>::fragments(a[0], from, w0, tile0, g);
+      Weights<C>::fragments(a[1], from + Weights<C>::STAGE_BYTES, w1, tile1, g);
     } else {
       ahead[0].fragments(a[0]);
       ahead[1].fragments(a[1]);
-      const u32 next = min(g + 1, groups - 1);
+      const u32 next = min(g + STRIDE, groups - 1);
       ahead[0].fetch(w0, tile0, next), ahead[1].fetch(w1, tile1, next);
     }
-    const uint4* b = (const uint4*)(shared + g % STAGES * X_BYTES) + 4 * r + t;
+    const uint4* b = (const uint4*)(x_at + i % STAGES * X_STEP) + lane;
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
       const uint4 v = b[32 * nt];
@@ -215,10 +258,16 @@ __device__ __forceinline__ void gemm(const Planes& w0, const Planes& w1, u32 til
       mma(acc[1][nt], a[1][1], v.z, v.w);
     }
   }
+  if constexpr (SPLIT) add_up_warps<NT>((f32*)shared, acc);
 }
+
+// True if this warp writes activation rows 8*nt..: all its own, or a quarter of what split warps share.
+template <int NT> __device__ __forceinline__ bool writes(int nt) { return !is_split(NT) || nt % 4 == threadIdx.x / 32; }
 
 __device__ __forceinline__ f32 silu(f32 x) { return x / (1.f + expf(-x)); }
 
-// Calls f(tile row, n, i, nt, c) for each of a lane's sums: i of acc[][nt][..] is the tile, c the place.
-#define EACH_SUM(NT)                         \
-  _Pragma("unroll") for (int nt = 0; nt < NT; nt++) _Pragma("unroll") for (int c = 0; c < 4; c++)
+// A lane's sums that it has to write: acc[..][nt][c] is of activation row 8*nt + 2*(lane%4) + c%2 and of row
+// lane/4 + 8*(c/2) of the tile.
+#define EACH_SUM(NT)                                                    \
+  _Pragma("unroll") for (int nt = 0; nt < NT; nt++) if (writes<NT>(nt)) \
+      _Pragma("unroll") for (int c = 0; c < 4; c++)

@@ -75,7 +75,7 @@ impl Grouped {
 
     /// Lays out the parts for `n` picks in memory of [`Grouped::bytes`].
     pub fn at(memory: Ptr, n: usize, n_experts: usize) -> Grouped {
-        let block = BlockRows::of(n.div_ceil(n_experts));
+        let block = BlockRows::of_experts(n.div_ceil(n_experts));
         let n_blocks = Grouped::n_blocks(n, n_experts, block);
         let part = |at: Ptr, len: usize| at.at((4 * len).next_multiple_of(256) as u64);
         let blocks = part(memory, n_experts + 1);

@@ -13,8 +13,15 @@ use crate::units::Result;
 pub struct BlockRows(usize);
 
 impl BlockRows {
-    /// For `rows` activation rows that meet one matrix.
-    pub fn of(rows: usize) -> BlockRows {
+    /// For `rows` activation rows and a matrix of `tiles`. Blocks of 64 rows unpack a weight least often, but are few; the
+    /// others make up for short latency what they unpack twice. The choice is by shape alone, never by the GPU.
+    pub fn of(rows: usize, tiles: usize) -> BlockRows {
+        let blocks = rows.div_ceil(64) * tiles.div_ceil(8);
+        BlockRows(if rows <= 16 || blocks < 128 { 16 } else { 64 })
+    }
+
+    /// For experts that have `rows` each on average.
+    pub fn of_experts(rows: usize) -> BlockRows {
         BlockRows(if rows <= 24 { 16 } else { 64 })
     }
 
@@ -28,11 +35,16 @@ impl BlockRows {
         names[usize::from(self.0 == 64)]
     }
 
-    /// Shared memory of a block (`gemm_shared_bytes` of `kernels/gemm.cuh`): four stages of activations, and of dense
-    /// weights two tiles for each of four warps.
+    /// Tiles of a block (`block_tiles` of `kernels/gemm.cuh`).
+    fn tiles(self) -> u32 {
+        if self.0 == 64 { 8 } else { 2 }
+    }
+
+    /// Shared memory of a block, as `gemm` of `kernels/gemm.cuh` cuts it: four stages of 64 rows of activations (16 for
+    /// each of four warps when they split the columns), and of dense weights two tiles for each of four warps.
     fn shared_bytes(self, codec: Codec) -> u32 {
         let dense = if codec.is_dense() { GROUP * TILE_ROWS * codec.info().block_bytes } else { 0 };
-        (4 * (self.0 * 64 + 8 * dense)) as u32
+        (4 * (64 * 64 + 8 * dense)) as u32
     }
 }
 
@@ -80,9 +92,10 @@ pub(super) fn product(gpu: &Gpu, p: &Product) -> Result<()> {
         add: u32::from(p.add),
         pad: 0,
     };
-    let block = BlockRows::of(p.rows);
     let tiles = tiles(p.w.rows as usize);
-    let blocks = [tiles.div_ceil(8) as u32, p.rows.div_ceil(block.rows()) as u32, p.heads as u32];
+    let block = BlockRows::of(p.rows, tiles * p.heads);
+    let blocks =
+        [(tiles as u32).div_ceil(block.tiles()), p.rows.div_ceil(block.rows()) as u32, p.heads as u32];
     let grid = Grid { blocks, threads: 128, shared_bytes: block.shared_bytes(p.w.codec()) };
     gpu.launch(unit("gemm", p.w.codec()), block.name(["gemm_n16", "gemm_n64"]), grid, &params)
 }
@@ -112,14 +125,14 @@ unsafe impl Params for GroupedParams {}
 
 /// Launches gate and up over `n_blocks` blocks of rows or slots.
 pub(super) fn gate_up(gpu: &Gpu, p: &GroupedParams, block: BlockRows, n_blocks: usize) -> Result<()> {
-    let blocks = [(p.end_tile - p.first_tile).div_ceil(4), n_blocks as u32, 1];
+    let blocks = [(p.end_tile - p.first_tile).div_ceil(block.tiles() / 2), n_blocks as u32, 1];
     let grid = Grid { blocks, threads: 128, shared_bytes: block.shared_bytes(p.a.codec()) };
     gpu.launch(unit("gemm", p.a.codec()), block.name(["gate_up_n16", "gate_up_n64"]), grid, p)
 }
 
 /// Launches down over `n_blocks` blocks of slots, for the tiles that the parameters name.
 pub(super) fn down(gpu: &Gpu, p: &GroupedParams, block: BlockRows, n_blocks: usize) -> Result<()> {
-    let blocks = [(p.end_tile - p.first_tile).div_ceil(8), n_blocks as u32, 1];
+    let blocks = [(p.end_tile - p.first_tile).div_ceil(block.tiles()), n_blocks as u32, 1];
     let grid = Grid { blocks, threads: 128, shared_bytes: block.shared_bytes(p.a.codec()) };
     gpu.launch(unit("gemm", p.a.codec()), block.name(["down_n16", "down_n64"]), grid, p)
 }
@@ -146,6 +159,21 @@ pub(super) fn swiglu(gpu: &Gpu, s: &Swiglu) -> Result<()> {
         first_tile: 0,
         end_tile: tiles(width) as u32,
     };
-    let block = BlockRows::of(s.rows);
+    let block = BlockRows::of(s.rows, 2 * tiles(width));
     gate_up(gpu, &params, block, s.rows.div_ceil(block.rows()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::codec::TABLE;
+
+    #[test]
+    fn blocks_fit_orins_shared_memory() {
+        for info in &TABLE {
+            for rows in [16, 64] {
+                assert!(BlockRows(rows).shared_bytes(info.codec) <= 101_376, "{}", info.name);
+            }
+        }
+    }
 }

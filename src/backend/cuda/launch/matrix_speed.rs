@@ -32,7 +32,7 @@ fn matrix_speed() {
                 .map(|_| zeros(&gpu, codec, rows, cols))
                 .collect();
             let bytes = copies[0].1.len() as f64;
-            for n in [1, 2, 4, 8, 16, 64, 512, 2048] {
+            for n in [1, 2, 4, 8, 9, 64, 512, 2048] {
                 let x = upload(&gpu, &vec![0.5; n * cols], cols);
                 let y = gpu.room(n * rows * 4);
                 let scratch = gpu.room(scratch_bytes(n, cols, 1));
@@ -67,7 +67,7 @@ fn expert_speed(gpu: &Gpu, codec: Codec) {
     let e = Experts { table: table.ptr(), gate, up, down, n_experts, n_picked };
     let bytes = memory[..3].iter().map(|m| m.1.len()).sum::<usize>() as f64;
     let mut random = Random(9);
-    for rows in [1, 2, 4, 8, 16, 64, 512, 2048] {
+    for rows in [1, 2, 4, 8, 9, 16, 64, 512, 2048] {
         let n = rows * n_picked;
         let picked: Vec<u32> =
             (0..64 * n).flat_map(|_| [random.bits() as u32 % 64, 0.5f32.to_bits()]).collect();

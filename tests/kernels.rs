@@ -1,0 +1,121 @@
+//! Every kernel, in every variant, through NVIDIA's compiler, which needs no GPU: no spill and no local memory (the flags
+//! make both an error), and registers and static shared memory within the table below. Runs where `TEGU_KERNEL_ARCHS`
+//! names architectures (`sm_87,sm_90`); `TEGU_NVRTC_DIR` says which compiler. `.ci/run kernels` gives both releases.
+
+use crate::support::skipped;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use tegu::backend::cuda::Unit;
+use tegu::backend::cuda::module::compile;
+use tegu::backend::cuda::nvrtc::Nvrtc;
+use tegu::backend::cuda::table::{FILES, KernelFile};
+
+/// Most registers of a thread and bytes of static shared memory of a block, by file. An SM of Orin has 65,536 registers:
+/// a file's bound is what its blocks are meant to share it by.
+const LIMITS: [(&str, u32, u32); 13] = [
+    // The exact kernels, where speed is not the point, take what there is; the rest stay under 226.
+    ("gemv", 255, 4_096),
+    ("expert", 128, 512),
+    // Three blocks of 128 threads to an SM.
+    ("gemm", 168, 0),
+    ("embed", 40, 0),
+    ("quantize", 40, 64),
+    ("group", 40, 16_640),
+    ("norm", 64, 256),
+    ("rope", 64, 256),
+    // Sums of a head's values, and the tensor cores' fragments.
+    ("attend", 168, 4_096),
+    ("flash", 255, 0),
+    ("mla", 40, 0),
+    ("silu", 40, 0),
+    ("sample", 40, 16_640),
+];
+/// The same for files that are not in the table.
+const LIMITS_OF_OTHERS: (u32, u32) = (168, 16_640);
+
+/// What one kernel uses.
+#[derive(Debug, Clone, Copy, Default)]
+struct Use {
+    registers: u32,
+    shared_bytes: u32,
+}
+
+/// The number before `unit` in a line of ptxas: `Used 32 registers, used 1 barriers, 1536 bytes smem`.
+fn number_before(line: &str, unit: &str) -> u32 {
+    let before = line.split(unit).next().filter(|b| b.len() < line.len());
+    before.and_then(|b| b.split_whitespace().last()).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+/// What each kernel of a log of `--ptxas-options=-v` uses.
+fn uses(log: &str) -> BTreeMap<String, Use> {
+    let mut out = BTreeMap::new();
+    let mut name = String::new();
+    for line in log.lines() {
+        if let Some(found) = line.split("entry function '").nth(1) {
+            name = found.split('\'').next().unwrap_or_default().to_owned();
+        } else if line.contains("Used ") && line.contains(" registers") {
+            let shared_bytes = number_before(line, " bytes smem");
+            out.insert(name.clone(), Use { registers: number_before(line, " registers"), shared_bytes });
+        } else if line.contains("bytes stack frame") {
+            assert!(
+                ["stack frame", "spill stores", "spill loads"]
+                    .iter()
+                    .all(|u| number_before(line, &format!(" bytes {u}")) == 0),
+                "{name}: {line}"
+            );
+        }
+    }
+    out
+}
+
+/// Compiles all units on all cores; the most that a kernel of each file uses.
+fn compile_all(nvrtc: &Nvrtc, arch: &str) -> BTreeMap<&'static str, Use> {
+    let units = FILES.iter().flat_map(|f| f.variants.iter().map(move |v| (f, *v)));
+    let queue: Mutex<Vec<(&KernelFile, &'static str)>> = Mutex::new(units.collect());
+    let most = Mutex::new(BTreeMap::<&'static str, Use>::new());
+    let work = || {
+        loop {
+            let Some((file, variant)) = queue.lock().unwrap().pop() else { return };
+            let made = compile(nvrtc, Unit { file: file.name, variant }, arch)
+                .unwrap_or_else(|e| panic!("{variant}: {e}"));
+            assert!(made.code.starts_with(b"\x7fELF"), "{} {variant}: no machine code", file.name);
+            let kernels = uses(&made.log);
+            assert!(!kernels.is_empty(), "{} {variant}: no kernel in the log:\n{}", file.name, made.log);
+            let of_file = LIMITS.iter().find(|l| l.0 == file.name).map(|l| (l.1, l.2));
+            let (registers, shared_bytes) = of_file.unwrap_or(LIMITS_OF_OTHERS);
+            for (name, used) in kernels {
+                let within = used.registers <= registers && used.shared_bytes <= shared_bytes;
+                assert!(
+                    within,
+                    "{arch} {} {variant} {name}: {used:?}, at most {registers}, {shared_bytes}",
+                    file.name
+                );
+                let mut most = most.lock().unwrap();
+                let m = most.entry(file.name).or_default();
+                m.registers = m.registers.max(used.registers);
+                m.shared_bytes = m.shared_bytes.max(used.shared_bytes);
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|s| (0..threads).for_each(|_| drop(s.spawn(work))));
+    most.into_inner().unwrap()
+}
+
+#[test]
+fn kernels_compile_within_their_limits() {
+    let name = "kernels_compile_within_their_limits";
+    let Ok(archs) = std::env::var("TEGU_KERNEL_ARCHS") else {
+        return skipped(name, "TEGU_KERNEL_ARCHS names no architecture");
+    };
+    let nvrtc = match Nvrtc::find(u32::MAX) {
+        Ok(found) => found,
+        Err(e) => panic!("TEGU_KERNEL_ARCHS is {archs}: {e}"),
+    };
+    assert!(archs.split(',').all(|a| a.starts_with("sm_")), "TEGU_KERNEL_ARCHS: {archs}");
+    for arch in archs.split(',') {
+        for (file, most) in compile_all(&nvrtc, arch) {
+            println!("NVRTC {:?} {arch} {file}: at most {most:?}", nvrtc.version);
+        }
+    }
+}
