@@ -1,5 +1,6 @@
 //! The only place that knows every room: opens a model, plans memory, loads, and wires backend and engine.
 
+pub mod daemon;
 mod interrupts;
 
 pub use interrupts::Interrupts;

@@ -3,7 +3,7 @@
 //! This page is the map. A token's way through the house:
 //!
 //! ```text
-//! file on disk ─► format ─► weights ─► model ─► backend (cpu) ─► kv + sample ─► engine ─► cli
+//! file on disk ─► format ─► weights ─► model ─► backend (cpu) ─► kv + sample ─► engine ─► serve | cli
 //! ```
 //!
 //! | room | owns | may import |
@@ -18,8 +18,10 @@
 //! | [`sample`] | samplers, penalties, log-probabilities | backend and below, text |
 //! | [`engine`] | the step loop: sequences, batches, who goes first, spill, sessions; `service`: its thread and streams | sample and below, text |
 //! | [`config`], [`observe`] | settings; logging and progress | units, limits |
+//! | [`serve`] | sockets, HTTP, OpenAI's and Ollama's endpoints; which model is in memory | engine and below, text, config |
+//! | [`net`] | a blocking HTTP client for the command line | units, limits |
 //! | `app` | the only place that knows every room | all but cli |
-//! | `cli` | `tegu run logits ppl bench inspect pack synth` | all |
+//! | `cli` | `tegu run chat serve ps stop list logits ppl bench inspect pack synth` | all |
 //!
 //! Threads: the caller's thread, or in the daemon one of `engine::service`, drives the engine, which is the sole owner of
 //! sequences, KV and backend; a stream to each reader is bounded, and a slow reader is cancelled. The CPU backend adds its own team of workers; loading adds readers that end with the load.
@@ -52,6 +54,10 @@ pub mod engine;
 pub mod config;
 
 pub mod observe;
+
+pub mod serve;
+
+pub mod net;
 
 pub mod app;
 

@@ -59,3 +59,7 @@ pub const SESSION_HEADER_MAX: u32 = 4_096;
 pub const SESSION_NAME_MAX: usize = 64;
 /// Sessions held at once: each holds its tokens, and blocks of the cache that are written to disk rather than forgotten.
 pub const SESSIONS_MAX: usize = 1_024;
+/// Bytes of one grammar or JSON schema of a request. The longest published schemas that are used so are under 100 KB.
+pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
+/// Brackets of a grammar inside one another: its parsers recurse.
+pub const GRAMMAR_DEPTH_MAX: usize = 200;

@@ -300,10 +300,8 @@ fn a_closed_pipe_is_a_quiet_end() {
 }
 
 #[test]
-fn the_daemon_checks_itself_and_serves_nothing() {
+fn the_daemon_checks_itself() {
     let daemon = |args: &[&str]| command(TEGUD).args(args).output().unwrap();
-    let nothing = daemon(&[]);
-    assert_eq!((nothing.status.code(), stderr(&nothing).lines().count()), (Some(64), 1));
     let checked = daemon(&["--check", "-m", &demo()]);
     assert!(stdout(&checked).starts_with("ok: loaded"), "{}", stderr(&checked));
     assert!(stderr(&checked).contains("memory: "));

@@ -5,6 +5,7 @@ mod corrupt;
 mod cuda;
 mod engine;
 mod golden;
+mod http;
 mod kernels;
 mod pack;
 mod sequences;

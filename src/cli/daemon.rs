@@ -1,12 +1,13 @@
-//! The daemon `tegud` as far as it goes in this version: settings and model are checked, nothing is served.
+//! The daemon `tegud`: `tegu serve` under the name that its service has, and what is checked before it is installed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use super::args::{Common, Load};
+use super::args::Common;
 use super::out::Out;
+use super::serve::{self, ServeArgs};
 use super::{load, resolve};
 use crate::app;
 use crate::config::Config;
@@ -15,10 +16,7 @@ use crate::observe;
 use crate::sample::{SampleParams, Sampler};
 use crate::units::{Error, Result};
 
-/// Exit code for what a later version will do.
-const NOT_HERE: u8 = 64;
-
-/// The Tegu daemon. In this version it checks its settings and its model; it does not serve yet.
+/// The Tegu daemon: serves a model to local programs.
 #[derive(Debug, Parser)]
 #[command(name = "tegud", version, after_long_help = EXAMPLES, after_help = "Exit codes: see --help.")]
 #[command(max_term_width = 110)]
@@ -30,13 +28,14 @@ struct Daemon {
     #[arg(long)]
     check: bool,
     #[command(flatten)]
-    load: Load,
+    serve: ServeArgs,
     #[command(flatten)]
     common: Common,
 }
 
 const EXAMPLES: &str = "\
 Examples:
+  tegud --config tegu.toml
   tegud --config tegu.toml --print-config
   tegud --check
 
@@ -44,7 +43,7 @@ Exit codes:
   0    done
   2    bad input: a flag, a file, or a field in it; one line on standard error names it
   3    it does not fit: memory or context length
-  64   serving was asked for, which is not in this version";
+  70   the engine broke: the service manager starts it again";
 
 /// The `tegud` program.
 pub fn main() -> ExitCode {
@@ -53,34 +52,30 @@ pub fn main() -> ExitCode {
         Err(e) => return super::usage(&e, "tegud"),
     };
     observe::init_log(daemon.common.verbosity(None));
-    let done = daemon.common.config(daemon.load.overrides()).and_then(|config| daemon.run(&config));
-    match done {
-        Ok(false) => {
-            observe::note(
-                "tegud: serving over a socket is not in this version (try --check or --print-config)",
-            );
-            ExitCode::from(NOT_HERE)
-        }
-        done => super::exit(done.map(drop)),
-    }
+    super::exit(daemon.run())
 }
 
 impl Daemon {
-    /// Does what was asked for; false if that was nothing, which means to serve.
-    fn run(&self, config: &Config) -> Result<bool> {
+    fn run(&self) -> Result<()> {
+        if !self.print_config && !self.check {
+            return serve::run(&self.serve, &self.common);
+        }
+        let config = self.common.config(self.serve.overrides())?;
+        // What could be refused at the start of serving is refused here too.
+        crate::app::daemon::settings(&config)?;
         if self.print_config {
             Out::stdout().text(&config.to_string())?;
         }
         if self.check {
-            let model = resolve::model(self.load.model_flag.as_deref(), config)?;
-            self.self_test(model, config)?;
+            let model = resolve::model(self.serve.load.model_flag.as_deref(), &config)?;
+            self.self_test(model, &config)?;
         }
-        Ok(self.print_config || self.check)
+        Ok(())
     }
 
     /// One token from the loaded model: weights, kernels and cache are all touched once.
     fn self_test(&self, model: PathBuf, config: &Config) -> Result<()> {
-        let opened = app::prepare(self.load.options(model, config))?;
+        let opened = app::prepare(self.serve.load.options(model, config))?;
         let text = load::text(&opened)?;
         let path = opened.source.path().to_owned();
         let loaded = load::load(opened)?;

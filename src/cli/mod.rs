@@ -8,7 +8,9 @@ mod args;
 mod aside;
 mod bench;
 mod bench_report;
+mod chat;
 pub mod daemon;
+mod daemons;
 mod inspect;
 mod kernels;
 mod llama;
@@ -18,9 +20,11 @@ mod out;
 mod pack;
 mod perplexity;
 mod ppl;
+mod remote;
 mod resolve;
 mod routes;
 mod run;
+mod serve;
 mod synth;
 mod tensors;
 
@@ -42,7 +46,7 @@ Exit codes:
   0    done
   2    bad input: a flag, a file, or a field in it; one line on standard error names it
   3    it does not fit: memory or context length
-  64   not in this version
+  70   the engine broke
   70   the engine ended: the line on standard error says why
   101  a bug in Tegu: please report it
   130  interrupted";
@@ -63,6 +67,18 @@ enum Command {
     /// Answer a prompt, or chat at the terminal.
     #[command(after_long_help = run::EXAMPLES)]
     Run(Box<run::RunArgs>),
+    /// Serve a model to local programs over HTTP.
+    #[command(after_long_help = serve::EXAMPLES)]
+    Serve(Box<serve::ServeArgs>),
+    /// Chat with a running daemon.
+    #[command(after_long_help = chat::HELP)]
+    Chat(Box<chat::ChatArgs>),
+    /// Show what a running daemon answers.
+    Ps(Box<daemons::PsArgs>),
+    /// Stop one of a daemon's requests.
+    Stop(Box<daemons::StopArgs>),
+    /// Show the models that a daemon serves by name.
+    List(Box<daemons::ListArgs>),
     /// Compute logits (and hidden states) of given tokens into a safetensors file.
     #[command(after_long_help = logits::EXAMPLES)]
     Logits(Box<logits::LogitsArgs>),
@@ -145,6 +161,11 @@ fn dispatch(cli: Cli) -> Result<()> {
     observe::init_log(common.verbosity(None));
     match &cli.command {
         Command::Run(args) => run::run(args, common),
+        Command::Serve(args) => serve::run(args, common),
+        Command::Chat(args) => chat::run(args, common),
+        Command::Ps(args) => daemons::ps(args, common),
+        Command::Stop(args) => daemons::stop(args, common),
+        Command::List(args) => daemons::list(args, common),
         Command::Logits(args) => logits::run(args, common),
         Command::Ppl(args) => ppl::run(args, common),
         Command::Inspect(args) => inspect::run(args, common),

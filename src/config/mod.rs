@@ -43,6 +43,8 @@ impl fmt::Display for Origin {
 pub struct Config {
     /// The settings file that was read, if one was there.
     pub file: Option<PathBuf>,
+    /// Names for models: `[aliases]`, in the file's order.
+    pub aliases: Vec<(String, String)>,
     values: Vec<(Value, Origin)>,
 }
 
@@ -56,7 +58,7 @@ impl Config {
         env: &dyn Fn(&str) -> Option<String>,
         flags: &[(&str, String)],
     ) -> Result<Config> {
-        let mut config = Config { file: None, values: defaults() };
+        let mut config = Config { file: None, aliases: Vec::new(), values: defaults() };
         let file = match named {
             Some(f) => Some(f.to_owned()),
             None => default_file(env).filter(|f| f.is_file()),
@@ -88,6 +90,10 @@ impl Config {
             let line = e.span().map_or(0, |s| 1 + text[..s.start.min(text.len())].matches('\n').count());
             Error::bad(file, format!("line {line}"), "TOML", e.message())
         })?;
+        let mut table = table;
+        if let Some(aliases) = table.remove(ALIASES) {
+            self.aliases = read_aliases(file, &aliases)?;
+        }
         let mut found = Vec::new();
         flatten("", &table, &mut found);
         for (name, value) in found {
@@ -154,8 +160,29 @@ impl fmt::Display for Config {
             }
             writeln!(f, "{:<24} # {origin}; {}", format!("{name} = {value}"), key.help)?;
         }
+        for (i, (name, model)) in self.aliases.iter().enumerate() {
+            if i == 0 {
+                writeln!(f, "\n[{ALIASES}]")?;
+            }
+            let quoted = |s: &String| toml::Value::String(s.clone());
+            writeln!(f, "{} = {}", quoted(name), quoted(model))?;
+        }
         Ok(())
     }
+}
+
+/// The section of names for models, whose keys are the user's own.
+const ALIASES: &str = "aliases";
+
+fn read_aliases(file: &Path, value: &toml::Value) -> Result<Vec<(String, String)>> {
+    let expected = "a name with a model's file, folder or name";
+    let wrong = |field: &str, v: &toml::Value| Error::bad(file, field, expected, v);
+    let table = value.as_table().ok_or_else(|| wrong(ALIASES, value))?;
+    let entry = |(name, v): (&String, &toml::Value)| match v.as_str() {
+        Some(model) if !model.is_empty() && !name.is_empty() => Ok((name.clone(), model.to_owned())),
+        _ => Err(wrong(&format!("{ALIASES}.{name}"), v)),
+    };
+    table.iter().map(entry).collect()
 }
 
 fn defaults() -> Vec<(Value, Origin)> {
@@ -229,6 +256,15 @@ mod tests {
         for key in KEYS {
             assert_eq!(c.get(key.name).0, again.get(key.name).0, "{}", key.name);
         }
+    }
+
+    #[test]
+    fn aliases_are_the_users_own_names() {
+        let c = load("[aliases]\nsmall = \"a.gguf\"\n\"b c\" = \"d\"\n", &[], &[]).unwrap();
+        assert_eq!(c.aliases, [("b c".to_owned(), "d".to_owned()), ("small".into(), "a.gguf".into())]);
+        assert_eq!(load(&c.to_string(), &[], &[]).unwrap().aliases, c.aliases);
+        let e = load("[aliases]\nsmall = 3", &[], &[]).unwrap_err().to_string();
+        assert!(e.contains("aliases.small: expected a name"), "{e}");
     }
 
     #[test]

@@ -9,8 +9,8 @@ pub mod layer;
 pub mod rope;
 pub mod router;
 
+pub use self::hyper::{AttnHyper, Gating, Hyper, Mask, MoeHyper, QkNorm, RopePairs, RopeScaling};
 pub use bind::{Bound, bind, build};
-pub use hyper::{AttnHyper, Gating, Hyper, Mask, MoeHyper, QkNorm, RopePairs, RopeScaling};
 pub use layer::{Attention, Ffn, Gqa, Layer, Linear, Mla, Mlp, Model, Moe};
 pub use rope::Rope;
 pub use router::{Pick, route};

@@ -44,11 +44,22 @@ impl Verbosity {
 /// Sets the log up, once for the process; a second call only changes the level.
 pub fn init_log(verbosity: Verbosity) {
     let level = verbosity.filter();
+    // journald reads a priority at a line's start, and adds time and name itself (sd-daemon(3)).
+    let to_journal = std::env::var_os("JOURNAL_STREAM").is_some();
     let built = env_logger::Builder::new()
         // Dependencies speak only when something is wrong; their chatter is not about the user's model.
         .filter_level(log::LevelFilter::Warn.min(level))
         .filter_module("tegu", log::LevelFilter::Debug)
-        .format(|out, record| {
+        .format(move |out, record| {
+            if to_journal {
+                let priority = match record.level() {
+                    log::Level::Error => 3,
+                    log::Level::Warn => 4,
+                    log::Level::Info => 6,
+                    log::Level::Debug | log::Level::Trace => 7,
+                };
+                return writeln!(out, "<{priority}>{}", record.args());
+            }
             writeln!(out, "tegu: {}: {}", record.level().as_str().to_lowercase(), record.args())
         })
         .try_init();

@@ -6,10 +6,13 @@
 //! where that is asked for. Temperature 0 takes the likeliest token after bias, penalties and DRY; ties go to the lower id.
 
 mod filter;
+pub mod grammar;
+mod grammar_gbnf;
 mod history;
 mod params;
 mod rng;
 
+pub use grammar::{Form, Grammars};
 pub use params::SampleParams;
 pub use rng::Rng;
 

@@ -9,6 +9,7 @@
 //!   or by score ([`spm`], what SentencePiece calls BPE).
 //! - [`Detokenizer`]: ids to text as they come; never half a character.
 //! - [`ChatTemplate`]: the model's own Jinja template, in bounded time and space.
+//! - [`Reasoning`] and [`ToolParser`]: what a model thought, and the calls that it wrote, out of its text.
 //! - [`StopStrings`]: holds back text that may yet turn out to be a stop string.
 //!
 //! The room reads side files of a Hugging Face folder itself ([`files`]): they are small and only text needs them.
@@ -18,8 +19,10 @@
 pub mod files;
 pub mod gguf;
 pub mod hf;
+mod markers;
 mod pieces;
 pub mod pretok;
+pub mod reasoning;
 #[cfg(test)]
 mod reference_tests;
 mod spm;
@@ -28,10 +31,13 @@ pub mod stream;
 pub mod template;
 mod template_env;
 mod tokenizer;
+pub mod tools;
 
 pub use gguf::GgufVocab;
 pub use pieces::TokenKind;
+pub use reasoning::{Reasoning, Split};
 pub use stop::{StopHit, StopStrings};
 pub use stream::Detokenizer;
 pub use template::{Chat, ChatTemplate};
 pub use tokenizer::{SpecialIds, Tokenizer};
+pub use tools::{ToolCall, ToolFormat, ToolOutput, ToolParser};

@@ -149,6 +149,12 @@ impl ChatTemplate {
         Ok(Self { file: file.to_owned(), env, has_tool_use: tool_use.is_some() })
     }
 
+    /// The template's text; the one for tools where there are two and `tools` asks for it.
+    pub fn source(&self, tools: bool) -> String {
+        let name = if self.has_tool_use && tools { TOOL_USE } else { DEFAULT };
+        self.env.get_template(name).expect("compiled in `compile`").source().to_owned()
+    }
+
     /// The text of `chat`. The template is given the texts of `tokenizer`'s special tokens; encode the result with
     /// `parse_special` and without `add_special`.
     pub fn render(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<String> {
@@ -204,16 +210,19 @@ impl ChatTemplate {
         }
     }
 
+    fn limit(&self, field: &str, needs: &str, has: String) -> Error {
+        Error::Limit { what: format!("{}: {field}", self.file.display()), needs: needs.into(), has }
+    }
+
     fn run_error(&self, e: &minijinja::Error) -> Error {
         let field = place(e);
         match e.kind() {
+            // Not the messages' fault, as the other errors mostly are: another kind, that a server tells apart.
             ErrorKind::OutOfFuel => {
-                let want = format!("a template that ends within {TEMPLATE_FUEL_MAX} steps");
-                Error::bad(&self.file, field, want, "one that goes on")
+                self.limit(&field, "more steps", format!("{TEMPLATE_FUEL_MAX}, and goes on"))
             }
             ErrorKind::WriteFailure => {
-                let want = format!("at most {TEMPLATE_OUTPUT_MAX} bytes of text");
-                Error::bad(&self.file, field, want, "more")
+                self.limit(&field, "more bytes of text", format!("at most {TEMPLATE_OUTPUT_MAX} bytes"))
             }
             _ => Error::bad(&self.file, field, "messages that the template takes", reason(e)),
         }

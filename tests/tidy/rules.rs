@@ -20,17 +20,25 @@ const IMPORTS: &[(&str, &[&str])] = &[
         "engine",
         &["units", "limits", "format", "observe", "weights", "model", "kv", "backend", "sample", "text"],
     ),
+    (
+        "serve",
+        &[
+            "units", "limits", "format", "observe", "config", "weights", "model", "kv", "backend", "sample",
+            "text", "engine",
+        ],
+    ),
+    ("net", &["units", "limits"]),
     ("app", ALL_BUT_CLI),
     ("cli", ALL),
     ("bin", ALL),
 ];
 const ALL_BUT_CLI: &[&str] = &[
     "units", "limits", "format", "observe", "config", "weights", "model", "text", "kv", "backend", "sample",
-    "engine",
+    "engine", "serve", "net",
 ];
 const ALL: &[&str] = &[
     "units", "limits", "format", "observe", "config", "weights", "model", "text", "kv", "backend", "sample",
-    "engine", "app", "cli",
+    "engine", "serve", "net", "app", "cli",
 ];
 
 /// Rooms that may hold `unsafe`: the map and aligned buffers, and SIMD.
@@ -39,6 +47,7 @@ const UNSAFE_ROOMS: &[&str] = &["weights", "backend"];
 /// The rooms of each dependency. A vocabulary crate (an error derive, a log macro, data derives, plain-old-data casts)
 /// may be used where it is needed; each of the others is known to one room, so that it can be replaced there.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("axum", &["serve"]),
     ("bytemuck", ALL),
     ("clap", &["cli"]),
     ("clap_complete", &["cli"]),
@@ -46,17 +55,25 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("cudarc", &["backend"]),
     ("env_logger", &["observe"]),
     ("half", &["format"]),
+    ("hyper", &["serve"]),
+    ("hyper_util", &["serve"]),
     ("indicatif", &["observe"]),
+    ("listenfd", &["serve"]),
+    ("llguidance", &["sample"]),
     ("libloading", &["backend"]),
     ("log", ALL),
     ("memmap2", &["weights"]),
     ("minijinja", &["text"]),
     ("minijinja_contrib", &["text"]),
     ("rustix", &["weights"]),
+    ("rustyline", &["cli"]),
+    ("sd_notify", &["serve"]),
     ("serde", ALL),
     ("serde_json", ALL),
     ("thiserror", ALL),
     ("tokenizers", &["text"]),
+    ("tokio", &["serve"]),
+    ("toktrie", &["sample"]),
     ("toml", &["config"]),
     ("xxhash_rust", &["backend", "engine"]),
 ];

@@ -1,0 +1,263 @@
+//! What the daemon serves: models found by name, loaded as the settings say, and the settings themselves.
+
+use crate::app::{self, Options, Text};
+use crate::config::{Config, Origin};
+use crate::engine::Budget;
+use crate::engine::service::{Limits, OnPanic, Service};
+use crate::sample::SampleParams;
+use crate::serve::{Known, Loaded, Loader, Settings};
+use crate::units::{Error, Result};
+use crate::weights::Meta;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, UNIX_EPOCH};
+
+/// Models that the daemon can load, by name.
+pub struct Shelf {
+    /// How to open any of them; the path is each one's own.
+    options: Options,
+    limits: Limits,
+    /// Where cold blocks of the cache go, and how many bytes of them.
+    spill: Option<(PathBuf, u64)>,
+    default: Option<PathBuf>,
+    names: RwLock<Names>,
+}
+
+/// Where names come from; a reload changes them.
+#[derive(Debug, Clone, Default)]
+struct Names {
+    folder: Option<PathBuf>,
+    aliases: Vec<(String, String)>,
+}
+
+impl Names {
+    fn of(config: &Config) -> Names {
+        let folder = config.text("serve.models");
+        Names { folder: (!folder.is_empty()).then(|| folder.into()), aliases: config.aliases.clone() }
+    }
+
+    /// The file or folder behind an alias: a path, or a name in the model folder.
+    fn target(&self, target: &str) -> PathBuf {
+        let inside = self.folder.iter().flat_map(|f| [f.join(target), f.join(format!("{target}.gguf"))]);
+        [PathBuf::from(target)]
+            .into_iter()
+            .chain(inside)
+            .find(|p| p.exists())
+            .unwrap_or_else(|| target.into())
+    }
+}
+
+impl Shelf {
+    /// `options`: as the flags and settings say, for a model at any path. `default`: what is served to requests that
+    /// name no model; none: the first of the folder.
+    pub fn new(options: Options, default: Option<PathBuf>, config: &Config) -> Shelf {
+        let budget = Budget { max_batch: config.count("serve.batch") as usize, ..Budget::default() };
+        let requests_max = config.count("serve.queue") as usize;
+        let folder = |key: &str| Some(config.text(key)).filter(|f| !f.is_empty()).map(PathBuf::from);
+        let session_folder = folder("serve.sessions");
+        Shelf {
+            options,
+            limits: Limits { requests_max, budget, session_folder, ..Limits::default() },
+            spill: folder("serve.spill").map(|f| (f, config.count("serve.spill_bytes"))),
+            default,
+            names: RwLock::new(Names::of(config)),
+        }
+    }
+
+    /// Takes the names of new settings.
+    pub fn rename(&self, config: &Config) {
+        *self.names.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Names::of(config);
+    }
+
+    /// Every model: name and path, the default first, each name once.
+    pub fn models(&self) -> Result<Vec<(String, PathBuf)>> {
+        let names = self.names.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let aliases = names.aliases.iter().map(|(n, t)| (n.clone(), names.target(t)));
+        let mut all: Vec<(String, PathBuf)> = aliases.collect();
+        if let Some(folder) = &names.folder {
+            all.extend(in_folder(folder)?);
+        }
+        if let Some(path) = &self.default {
+            // By the name that was given to it, if one was.
+            let named = all.iter().position(|(_, p)| p == path);
+            let first = named.map_or_else(|| (name_of(path), path.clone()), |i| all.remove(i));
+            all.insert(0, first);
+        }
+        let mut seen = std::collections::HashSet::new();
+        all.retain(|(name, _)| seen.insert(name.clone()));
+        Ok(all)
+    }
+}
+
+/// A file's name without its ending; a split model's without its number.
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().map_or_else(|| path.to_string_lossy(), |n| n.to_string_lossy());
+    let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+    stem.split_once("-00001-of-").map_or(stem, |(first, _)| first).to_owned()
+}
+
+/// GGUF files (of split ones the first) and Hugging Face folders, by name.
+fn in_folder(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let read = std::fs::read_dir(folder).map_err(|e| Error::io(folder, "list the models", e))?;
+    let mut found: Vec<(String, PathBuf)> = Vec::new();
+    for entry in read.flatten() {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let later_part = name.contains("-of-") && !name.contains("-00001-of-");
+        let is_file = name.ends_with(".gguf") && !later_part && path.is_file();
+        if is_file || path.join("config.json").is_file() {
+            found.push((name_of(&path), path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn known(name: String, path: &Path) -> Known {
+    let meta = std::fs::metadata(path).ok();
+    let changed = meta.as_ref().and_then(|m| m.modified().ok()?.duration_since(UNIX_EPOCH).ok());
+    let file_bytes = match &meta {
+        Some(m) if m.is_file() => m.len(),
+        // A folder's weights.
+        _ => std::fs::read_dir(path)
+            .map_or(0, |d| d.flatten().filter_map(|e| Some(e.metadata().ok()?.len())).sum()),
+    };
+    Known { name, file_bytes, changed_unix_s: changed.map_or(0, |d| d.as_secs()) }
+}
+
+impl Loader for Arc<Shelf> {
+    fn known(&self) -> Result<Vec<Known>> {
+        Ok(self.models()?.into_iter().map(|(name, path)| known(name, &path)).collect())
+    }
+
+    fn load(&self, name: &str, fatal: Box<dyn FnOnce(&str) + Send>) -> Result<Loaded> {
+        let models = self.models()?;
+        let found = models.into_iter().find(|(n, _)| n == name);
+        let (_, path) = found.ok_or_else(|| Error::bad("request", "model", "a known model", name))?;
+        let prepared = app::prepare(Options { path, ..self.options.clone() })?;
+        let Text { tokenizer, template } = app::text(&prepared.source, prepared.hyper())?;
+        let kind = match prepared.source.meta() {
+            Meta::Gguf(meta) => match meta.get("general.architecture") {
+                Some(crate::format::gguf::Value::Str(arch)) => arch.clone(),
+                _ => "gguf".into(),
+            },
+            Meta::HuggingFace(meta) => {
+                meta.config["model_type"].as_str().unwrap_or("transformers").to_owned()
+            }
+        };
+        let mut app = prepared.load(&|_| {})?;
+        if let Some((folder, bytes_max)) = &self.spill {
+            app.engine.spill_to(folder, *bytes_max)?;
+        }
+        Ok(Loaded {
+            service: Service::start(app.engine, self.limits.clone(), OnPanic::Call(fatal))?,
+            tokenizer: Arc::new(tokenizer),
+            template,
+            kind,
+            planned_bytes: app.plan.total_bytes(),
+            keeps_sessions: self.limits.session_folder.is_some(),
+        })
+    }
+}
+
+/// The server's part of the settings.
+pub fn settings(config: &Config) -> Result<Settings> {
+    let file = config.file.clone().unwrap_or_else(|| "settings".into());
+    let bad = |key: &str, expected: &str, found: &str| Error::bad(&file, key, expected, format!("{found:?}"));
+    let seconds = |key: &str| Duration::from_secs_f64(config.real(key));
+    let mode = config.text("serve.mode");
+    let octal = u32::from_str_radix(mode.trim_start_matches("0o"), 8).ok().filter(|m| *m <= 0o777);
+    let tcp = match config.text("serve.tcp") {
+        "" => None,
+        text => {
+            let address: Option<SocketAddr> = text.replace("localhost:", "127.0.0.1:").parse().ok();
+            // Another machine has no business here: a proxy in front can add what that needs.
+            let local = address.filter(|a| a.ip().is_loopback());
+            Some(local.ok_or_else(|| bad("serve.tcp", "a loopback address and port", text))?)
+        }
+    };
+    let group = config.text("serve.group");
+    let (_, set) = config.get("sample.temp");
+    Ok(Settings {
+        socket: config.text("serve.socket").into(),
+        mode: octal.ok_or_else(|| bad("serve.mode", "an octal mode such as 660", mode))?,
+        group: (!group.is_empty()).then(|| group.to_owned()),
+        tcp,
+        token: token(config.text("serve.token_file"))?,
+        connections: config.count("serve.connections") as usize,
+        body_bytes: config.count("serve.body_bytes") as usize,
+        head_within: seconds("serve.head_s"),
+        body_within: seconds("serve.body_s"),
+        write_within: seconds("serve.write_s"),
+        request_within: seconds("serve.request_s"),
+        load_within: seconds("serve.load_s"),
+        idle_unload: Some(seconds("serve.idle_unload_s")).filter(|d| !d.is_zero()),
+        shutdown_within: seconds("serve.shutdown_s"),
+        preload: config.text("serve.preload") == "yes",
+        sample: SampleParams {
+            // OpenAI's default, which its clients rely on, unless the settings say otherwise.
+            temp: if set == Origin::Default { 1.0 } else { config.real("sample.temp") as f32 },
+            top_k: config.count("sample.top_k") as usize,
+            top_p: config.real("sample.top_p") as f32,
+            min_p: config.real("sample.min_p") as f32,
+            repeat_penalty: config.real("sample.repeat_penalty") as f32,
+            ..SampleParams::default()
+        },
+    })
+}
+
+/// The token in a file, without the line end.
+fn token(file: &str) -> Result<Option<String>> {
+    if file.is_empty() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(file).map_err(|e| Error::io(file, "read the token", e))?;
+    match text.trim() {
+        "" => Err(Error::bad(file, "token", "a token", "an empty file")),
+        token => Ok(Some(token.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str, dir: &Path) -> Config {
+        let file = dir.join("c.toml");
+        std::fs::write(&file, text).unwrap();
+        Config::load(Some(&file), &|_| None, &[]).unwrap()
+    }
+
+    #[test]
+    fn models_have_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("models");
+        std::fs::create_dir_all(folder.join("hf")).unwrap();
+        std::fs::write(folder.join("hf/config.json"), "{}").unwrap();
+        for name in ["a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "notes.txt"] {
+            std::fs::write(folder.join(name), "x").unwrap();
+        }
+        let text = format!("[serve]\nmodels = {:?}\n[aliases]\nsmall = \"a\"\n", folder);
+        let shelf =
+            Arc::new(Shelf::new(Options::new(""), Some(folder.join("a.gguf")), &config(&text, dir.path())));
+        let names: Vec<String> = shelf.known().unwrap().into_iter().map(|k| k.name).collect();
+        assert_eq!(names, ["small", "a", "big", "hf"]);
+        let outside = Shelf::new(Options::new(""), Some("x/y.gguf".into()), &config(&text, dir.path()));
+        assert_eq!(outside.models().unwrap()[0], ("y".to_owned(), "x/y.gguf".into()));
+    }
+
+    #[test]
+    fn settings_are_checked_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let say = |text: &str| settings(&config(text, dir.path())).unwrap_err().to_string();
+        assert!(say("serve.mode = \"999\"").contains("serve.mode"));
+        assert!(say("serve.tcp = \"0.0.0.0:80\"").contains("serve.tcp: expected a loopback address"));
+        assert!(say("serve.token_file = \"no/such\"").contains("no/such"));
+        let s =
+            settings(&config("serve.idle_unload_s = 5\nserve.tcp = \"localhost:0\"", dir.path())).unwrap();
+        assert_eq!((s.idle_unload, s.sample.temp), (Some(Duration::from_secs(5)), 1.0));
+        assert!(s.tcp.unwrap().ip().is_loopback());
+        assert_eq!(settings(&config("sample.temp = 0", dir.path())).unwrap().sample.temp, 0.0);
+    }
+}

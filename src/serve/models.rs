@@ -1,0 +1,293 @@
+//! Which model is in memory: loaded by name on demand, one at a time, given back when it was idle for long.
+
+use super::fail::Fail;
+use super::fields::Answered;
+use crate::engine::service::{Handle, Service};
+use crate::observe;
+use crate::sample::Grammars;
+use crate::text::tools::ToolFormat;
+use crate::text::{ChatTemplate, Tokenizer};
+use crate::units::{Bytes, Error, Result};
+use axum::http::StatusCode;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// A model that can be asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Known {
+    /// Its name in requests.
+    pub name: String,
+    /// Bytes of its files.
+    pub file_bytes: u64,
+    /// When its file was changed, seconds since 1970.
+    pub changed_unix_s: u64,
+}
+
+/// A model in memory.
+pub struct Loaded {
+    /// Its engine; dropping it gives all memory back.
+    pub service: Service,
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template, if it has one.
+    pub template: Option<ChatTemplate>,
+    /// Architecture and size in words, for listings.
+    pub kind: String,
+    /// Bytes that it was planned to take.
+    pub planned_bytes: u64,
+    /// Its sessions have a folder.
+    pub keeps_sessions: bool,
+}
+
+/// What finds and loads models; the program's wiring implements it.
+pub trait Loader: Send + Sync + 'static {
+    /// Every model that may be asked for, the default one first.
+    fn known(&self) -> Result<Vec<Known>>;
+    /// Loads one of them; takes as long as that takes. `fatal` is to be told if its engine breaks.
+    fn load(&self, name: &str, fatal: Box<dyn FnOnce(&str) + Send>) -> Result<Loaded>;
+}
+
+/// A loaded model, shared by the requests that use it.
+pub struct Live {
+    /// Its name.
+    pub name: String,
+    /// Hands requests to its engine.
+    pub handle: Handle,
+    /// Its tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Its chat template.
+    pub template: Option<ChatTemplate>,
+    /// The form of tool calls that its template teaches.
+    pub tool_format: Option<ToolFormat>,
+    /// Compiles grammars for its vocabulary.
+    pub grammars: Grammars,
+    /// Architecture and size in words.
+    pub kind: String,
+    /// Bytes that it was planned to take.
+    pub planned_bytes: u64,
+    /// Its sessions have a folder.
+    pub keeps_sessions: bool,
+}
+
+/// Keeps the model in memory while a request uses it.
+pub struct Lease {
+    live: Arc<Live>,
+    models: Arc<Models>,
+}
+
+impl std::ops::Deref for Lease {
+    type Target = Live;
+    fn deref(&self) -> &Live {
+        &self.live
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        *lock(&self.models.used) = Instant::now();
+        if self.models.leases.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.models.released.notify_waiters();
+        }
+    }
+}
+
+/// What is in the slot.
+#[derive(Default)]
+struct Slot {
+    live: Option<Arc<Live>>,
+    service: Option<Service>,
+}
+
+/// The slot for one model, and what may come into it.
+pub struct Models {
+    loader: Box<dyn Loader>,
+    /// Held while a model is loaded, switched or given back.
+    changing: Arc<tokio::sync::Mutex<()>>,
+    slot: Mutex<Slot>,
+    leases: AtomicUsize,
+    released: Notify,
+    used: Mutex<Instant>,
+    /// Loads since the start.
+    pub loads: AtomicU64,
+    /// Times the model was given back because it was idle.
+    pub unloads: AtomicU64,
+    loading: std::sync::atomic::AtomicBool,
+    fatal: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Models {
+    /// An empty slot. `fatal` is called when an engine breaks.
+    pub fn new(loader: Box<dyn Loader>, fatal: Arc<dyn Fn(&str) + Send + Sync>) -> Models {
+        Models {
+            loader,
+            changing: Arc::default(),
+            slot: Mutex::default(),
+            leases: AtomicUsize::new(0),
+            released: Notify::new(),
+            used: Mutex::new(Instant::now()),
+            loads: AtomicU64::new(0),
+            unloads: AtomicU64::new(0),
+            loading: false.into(),
+            fatal,
+        }
+    }
+
+    /// The models that may be asked for, the default first.
+    pub fn known(&self) -> Result<Vec<Known>> {
+        self.loader.known()
+    }
+
+    /// The model in memory, without a lease: for listings and metrics.
+    pub fn peek(&self) -> Option<Arc<Live>> {
+        lock(&self.slot).live.clone()
+    }
+
+    /// Whether one is being loaded now.
+    pub fn is_loading(&self) -> bool {
+        self.loading.load(Ordering::Relaxed)
+    }
+
+    fn lease(self: &Arc<Self>, named: Option<&str>) -> Option<Lease> {
+        let slot = lock(&self.slot);
+        let live = slot.live.clone().filter(|l| named.is_none_or(|n| n == l.name))?;
+        // Counted under the slot's lock: who empties the slot looks at the count under it too.
+        self.leases.fetch_add(1, Ordering::SeqCst);
+        Some(Lease { live, models: self.clone() })
+    }
+
+    /// The model of that name, loaded first if it is not in memory; without a name, the one that is, or the default.
+    pub async fn get(self: &Arc<Self>, named: Option<&str>, within: Duration) -> Answered<Lease> {
+        let named = named.filter(|n| !n.is_empty() && *n != "default");
+        if let Some(lease) = self.lease(named) {
+            return Ok(lease);
+        }
+        tokio::time::timeout(within, self.switch(named)).await.unwrap_or_else(|_| {
+            let message = format!("model: not loaded within {} s", within.as_secs());
+            Err(Fail::new(StatusCode::SERVICE_UNAVAILABLE, message).code("model_loading"))
+        })
+    }
+
+    async fn switch(self: &Arc<Self>, named: Option<&str>) -> Answered<Lease> {
+        let known = self.known()?;
+        let name = match named {
+            Some(n) if known.iter().any(|k| k.name == n) => n.to_owned(),
+            Some(n) => return Err(unknown(n, &known)),
+            None => known.first().map(|k| k.name.clone()).ok_or_else(|| unknown("", &known))?,
+        };
+        let changing = self.changing.clone().lock_owned().await;
+        // Another request may have loaded it while this one waited.
+        if let Some(lease) = self.lease(Some(&name)) {
+            return Ok(lease);
+        }
+        loop {
+            let released = self.released.notified();
+            if let Some(old) = self.take_if_unused(None) {
+                give_back(old).await;
+                break;
+            }
+            released.await;
+        }
+        // Once begun, a load is finished even if the request that began it gives up: the next one will want it. Until then
+        // the slot is its own, so the lock goes with it.
+        let models = self.clone();
+        let loaded = tokio::task::spawn_blocking(move || {
+            let loaded = models.load(&name).map(|()| models.lease(None));
+            drop(changing);
+            loaded
+        });
+        let stopped = |why: &str| Fail::from(Error::Stopped(why.into()));
+        let lease = loaded.await.unwrap_or_else(|_| Err(Error::Stopped("loading panicked".into())))?;
+        lease.ok_or_else(|| stopped("the daemon ends"))
+    }
+
+    fn load(&self, name: &str) -> Result<()> {
+        self.loading.store(true, Ordering::Relaxed);
+        let fatal = self.fatal.clone();
+        let started = Instant::now();
+        let loaded = self.loader.load(name, Box::new(move |why| fatal(why)));
+        self.loading.store(false, Ordering::Relaxed);
+        let l = loaded?;
+        let took = started.elapsed().as_secs_f64();
+        observe::note(format_args!("model {name}: {} in {took:.2} s", Bytes(l.planned_bytes)));
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        let live = Live {
+            name: name.to_owned(),
+            handle: l.service.handle(),
+            grammars: Grammars::new(l.tokenizer.clone()),
+            tool_format: l.template.as_ref().and_then(|t| ToolFormat::of_template(&t.source(true))),
+            tokenizer: l.tokenizer,
+            template: l.template,
+            kind: l.kind,
+            planned_bytes: l.planned_bytes,
+            keeps_sessions: l.keeps_sessions,
+        };
+        *lock(&self.used) = Instant::now();
+        *lock(&self.slot) = Slot { live: Some(Arc::new(live)), service: Some(l.service) };
+        Ok(())
+    }
+
+    /// Empties the slot if no request uses it (and has not for `idle`).
+    fn take_if_unused(&self, idle: Option<Duration>) -> Option<Slot> {
+        let mut slot = lock(&self.slot);
+        let unused = self.leases.load(Ordering::SeqCst) == 0
+            && idle.is_none_or(|i| slot.live.is_some() && lock(&self.used).elapsed() >= i);
+        unused.then(|| std::mem::take(&mut *slot))
+    }
+
+    /// Gives the model's memory back if it was idle for so long.
+    pub async fn unload_idle(&self, idle: Duration) {
+        let Ok(_changing) = self.changing.try_lock() else { return };
+        if let Some(old) = self.take_if_unused(Some(idle)) {
+            let name = old.live.as_ref().map_or(String::new(), |l| l.name.clone());
+            give_back(old).await;
+            self.unloads.fetch_add(1, Ordering::Relaxed);
+            observe::note(format_args!("model {name}: idle for {} s, given back", idle.as_secs()));
+        }
+    }
+
+    /// Ends the engine: open requests get until `grace` is over.
+    pub async fn stop(&self, grace: Duration) {
+        let slot = std::mem::take(&mut *lock(&self.slot));
+        let ended = tokio::task::spawn_blocking(move || {
+            slot.save_sessions();
+            if let Some(service) = slot.service {
+                service.stop(grace);
+            }
+        });
+        drop(ended.await);
+    }
+}
+
+impl Slot {
+    /// Writes the sessions that are in memory, where there is a folder for them.
+    fn save_sessions(&self) {
+        let Some(live) = self.live.as_ref().filter(|l| l.keeps_sessions) else { return };
+        for s in live.handle.sessions().unwrap_or_default().iter().filter(|s| s.tokens > 0) {
+            if let Err(e) = live.handle.save_session(&s.name) {
+                log::warn!("session {}: not saved: {e}", s.name);
+            }
+        }
+    }
+}
+
+/// Dropping a service waits for its thread, which no connection may.
+async fn give_back(slot: Slot) {
+    let given = tokio::task::spawn_blocking(move || {
+        slot.save_sessions();
+        drop(slot);
+    });
+    drop(given.await);
+}
+
+fn unknown(name: &str, known: &[Known]) -> Fail {
+    let names: Vec<&str> = known.iter().map(|k| k.name.as_str()).collect();
+    let message = format!("model: expected one of {}, found {name:?}", names.join(", "));
+    let fail = Fail::new(StatusCode::NOT_FOUND, crate::units::one_line(&message)).code("model_not_found");
+    Fail { param: Some("model".into()), ..fail }
+}

@@ -1,0 +1,184 @@
+//! The server's life: sockets, model, signals, idle unloading, an orderly end.
+
+use super::connections::{Connections, accept};
+use super::listen::Listening;
+use super::models::{Loader, Models};
+use super::{Server, Settings};
+use crate::observe;
+use crate::units::{Error, Result};
+use sd_notify::NotifyState;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+
+/// Threads for connections. They parse and copy a little; the cores belong to the model.
+const THREADS: usize = 2;
+/// Threads for templates, tokenizing and loading, at most.
+const BLOCKING_THREADS_MAX: usize = 16;
+/// What a failed request's answer gets to reach its client.
+const FLUSH: Duration = Duration::from_millis(500);
+
+/// Serves until told to end by SIGTERM or SIGINT; SIGHUP takes new settings from `reload`.
+///
+/// # Errors
+/// Where a socket cannot be had, the first model cannot be loaded, or the engine broke: [`Error::Stopped`].
+pub fn run(
+    settings: Settings,
+    loader: Box<dyn Loader>,
+    reload: Box<dyn Fn() -> Result<Settings> + Send>,
+) -> Result<()> {
+    let listening = Listening::open(&settings)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .thread_name("tegu-http")
+        .enable_all()
+        .build()
+        .map_err(|e| Error::io("server", "start its threads", e))?;
+    let ended = runtime.block_on(serve(settings, loader, reload, listening));
+    // A load that is under way is not waited for.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    ended
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+fn listen_for(kind: SignalKind) -> Result<Signal> {
+    signal(kind).map_err(|e| Error::io("signals", "listen for them", e))
+}
+
+impl Signals {
+    fn take() -> Result<Signals> {
+        let (terminate, interrupt) =
+            (listen_for(SignalKind::terminate())?, listen_for(SignalKind::interrupt())?);
+        Ok(Signals { terminate, interrupt })
+    }
+
+    async fn end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+async fn serve(
+    settings: Settings,
+    loader: Box<dyn Loader>,
+    reload: Box<dyn Fn() -> Result<Settings> + Send>,
+    mut listening: Listening,
+) -> Result<()> {
+    let mut signals = Signals::take()?;
+    let mut hangup = listen_for(SignalKind::hangup())?;
+    let (fatal, mut broke) = mpsc::unbounded_channel::<String>();
+    let fatal = Arc::new(move |why: &str| drop(fatal.send(why.to_owned())));
+    let server = Arc::new(Server {
+        models: Arc::new(Models::new(loader, fatal)),
+        metrics: Default::default(),
+        started: Instant::now(),
+        stopping: false.into(),
+        settings: Arc::new(settings).into(),
+    });
+    let all = Arc::new(Connections::default());
+    let counted = all.clone();
+    drop(server.metrics.connections.set(Box::new(move || counted.count())));
+    let (end, ending) = watch::channel(false);
+    let tokio_error = |e| Error::io("socket", "serve", e);
+    let unix = listening.unix.take().map(UnixListener::from_std).transpose().map_err(tokio_error)?;
+    let tcp = listening.tcp.take().map(TcpListener::from_std).transpose().map_err(tokio_error)?;
+    let accepting = tokio::spawn(accept(server.clone(), all.clone(), unix, tcp, ending));
+
+    let outcome = tokio::select! {
+        outcome = live(&server, &mut hangup, &mut broke, reload) => outcome,
+        () = signals.end() => Ok(()),
+    };
+    notify(&[NotifyState::Stopping]);
+    server.stopping.store(true, Ordering::Relaxed);
+    let within = if outcome.is_err() { Duration::ZERO } else { server.settings().shutdown_within };
+    observe::note(format_args!("ending; open requests have {} s", within.as_secs()));
+    end.send_replace(true);
+    drop(accepting.await);
+    tokio::select! {
+        _ = tokio::time::timeout(within, all.closed()) => {}
+        // Told twice: at once.
+        () = signals.end() => {}
+    }
+    server.models.stop(Duration::ZERO).await;
+    drop(tokio::time::timeout(FLUSH, all.closed()).await);
+    drop(listening);
+    outcome
+}
+
+/// What goes on while it serves. Ends only when something broke.
+async fn live(
+    server: &Arc<Server>,
+    hangup: &mut Signal,
+    broke: &mut mpsc::UnboundedReceiver<String>,
+    reload: Box<dyn Fn() -> Result<Settings> + Send>,
+) -> Result<()> {
+    if server.settings().preload {
+        server
+            .models
+            .get(None, Duration::MAX)
+            .await
+            .map_err(|fail| Error::bad("model", "load", "a model that can be served", fail.message))?;
+    }
+    notify(&[NotifyState::Ready]);
+    observe::note("ready");
+    let watchdog = sd_notify::watchdog_enabled().map(|w| w / 2);
+    let mut tick = tokio::time::interval(watchdog.unwrap_or(Duration::MAX).min(Duration::from_secs(1)));
+    loop {
+        tokio::select! {
+            _ = tick.tick() => {
+                if watchdog.is_some() {
+                    notify(&[NotifyState::Watchdog]);
+                }
+                if let Some(idle) = server.settings().idle_unload {
+                    server.models.unload_idle(idle).await;
+                }
+            }
+            _ = hangup.recv() => take_settings(server, &reload),
+            Some(why) = broke.recv() => return Err(Error::Stopped(why)),
+        }
+    }
+}
+
+/// Takes what may change while running; what may not stays, and is named. A bad file changes nothing.
+fn take_settings(server: &Server, reload: &dyn Fn() -> Result<Settings>) {
+    let new = match reload() {
+        Ok(new) => new,
+        Err(e) => return log::error!("reload: {e}; the settings stay as they were"),
+    };
+    let old = server.settings();
+    let fixed = [
+        ("serve.socket", new.socket != old.socket),
+        ("serve.mode", new.mode != old.mode),
+        ("serve.group", new.group != old.group),
+        ("serve.tcp", new.tcp != old.tcp),
+    ];
+    for (name, _) in fixed.iter().filter(|(_, changed)| *changed) {
+        log::warn!("reload: {name} takes effect at the next start");
+    }
+    let kept = Settings {
+        socket: old.socket.clone(),
+        mode: old.mode,
+        group: old.group.clone(),
+        tcp: old.tcp,
+        ..new
+    };
+    *server.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(kept);
+    observe::note("settings reloaded");
+}
+
+/// Tells the service manager, if there is one.
+fn notify(state: &[NotifyState]) {
+    if let Err(e) = sd_notify::notify(state) {
+        log::warn!("service manager: {e}");
+    }
+}

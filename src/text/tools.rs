@@ -1,0 +1,263 @@
+//! Tool calls in a model's answer, by the format it was trained on.
+//!
+//! | format | a call looks like | models |
+//! |---|---|---|
+//! | [`ToolFormat::Hermes`] | `<tool_call>{"name": …, "arguments": {…}}</tool_call>` | Qwen 2.5 and 3, Hermes |
+//! | [`ToolFormat::DeepSeek`] | `…begin｜>function<｜tool▁sep｜>NAME`, fenced JSON, `<｜tool▁call▁end｜>` | DeepSeek V2.5, V3, R1 |
+//! | [`ToolFormat::DeepSeekPlain`] | `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>` | DeepSeek V3.1 and later |
+//! | [`ToolFormat::Llama3`] | nothing but `{"name": …, "parameters": {…}}` or `<function=NAME>{…}</function>` | Llama 3.1 to 3.3 |
+//!
+//! The sources are the models' own chat templates. [`ToolParser`] reads a stream: text that may yet become a call is held
+//! back, and what turns out to be none comes out as text, so that nothing a model wrote is lost.
+
+use super::markers::{first_marker, held_bytes};
+use serde_json::Value;
+
+/// How a model writes calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// JSON between `<tool_call>` marks.
+    Hermes,
+    /// Marks, the word `function`, the name, and JSON in a fence.
+    DeepSeek,
+    /// Marks, the name, and bare JSON.
+    DeepSeekPlain,
+    /// Bare JSON with `parameters`.
+    Llama3,
+}
+
+const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
+const CALL_END: &str = "<｜tool▁call▁end｜>";
+const CALLS_BEGIN: &str = "<｜tool▁calls▁begin｜>";
+const CALLS_END: &str = "<｜tool▁calls▁end｜>";
+const SEPARATOR: &str = "<｜tool▁sep｜>";
+const PYTHON_TAG: &str = "<|python_tag|>";
+const FUNCTION: &str = "<function=";
+
+/// A call that a model wrote whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolCall {
+    /// The function's name.
+    pub name: String,
+    /// Its arguments: the text of a JSON object.
+    pub arguments: String,
+}
+
+/// What came out of a stream.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ToolOutput {
+    /// Text that belongs to no call.
+    pub text: String,
+    /// Calls that became whole, in order.
+    pub calls: Vec<ToolCall>,
+}
+
+impl ToolFormat {
+    /// The format that a chat template teaches, if it is a known one.
+    pub fn of_template(source: &str) -> Option<ToolFormat> {
+        if source.contains(CALL_BEGIN) {
+            // The older templates write the kind of tool before the separator.
+            let fenced = source.contains("```json");
+            Some(if fenced { ToolFormat::DeepSeek } else { ToolFormat::DeepSeekPlain })
+        } else if source.contains("<tool_call>") {
+            Some(ToolFormat::Hermes)
+        } else if source.contains("<|start_header_id|>") && source.contains("parameters") {
+            Some(ToolFormat::Llama3)
+        } else {
+            None
+        }
+    }
+
+    /// Control tokens that are part of this format: they must not be dropped from the text that is parsed.
+    pub fn control_texts(self) -> &'static [&'static str] {
+        match self {
+            ToolFormat::Hermes => &["<tool_call>", "</tool_call>"],
+            ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => {
+                &[CALLS_BEGIN, CALL_BEGIN, SEPARATOR, CALL_END, CALLS_END]
+            }
+            ToolFormat::Llama3 => &[PYTHON_TAG],
+        }
+    }
+
+    /// How a call that must be made begins and ends around `name` and the JSON object of its arguments: `(opening, text
+    /// between the name and the arguments, closing)`. The opening is the same for every function, so that it can be part
+    /// of the prompt.
+    pub fn frame(self) -> (&'static str, &'static str, &'static str, &'static str) {
+        match self {
+            ToolFormat::Hermes => {
+                ("<tool_call>\n", "{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>")
+            }
+            ToolFormat::DeepSeek => (
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+                "",
+                "\n```json\n",
+                "\n```",
+            ),
+            ToolFormat::DeepSeekPlain => {
+                ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "", "<｜tool▁sep｜>", "")
+            }
+            ToolFormat::Llama3 => ("", "{\"name\": \"", "\", \"parameters\": ", "}"),
+        }
+    }
+}
+
+/// Reads one answer.
+#[derive(Debug, Clone)]
+pub struct ToolParser {
+    format: ToolFormat,
+    held: String,
+    /// A call was seen: white space around calls is no text.
+    called: bool,
+    /// Text was seen: a Llama 3 answer that begins as text holds no call.
+    plain: bool,
+}
+
+impl ToolParser {
+    /// For one answer.
+    pub fn new(format: ToolFormat) -> ToolParser {
+        ToolParser { format, held: String::new(), called: false, plain: false }
+    }
+
+    /// Takes more text.
+    pub fn push(&mut self, text: &str, out: &mut ToolOutput) {
+        self.held.push_str(text);
+        match self.format {
+            ToolFormat::Hermes => self.marked(&["<tool_call>"], "</tool_call>", out),
+            ToolFormat::DeepSeek | ToolFormat::DeepSeekPlain => {
+                self.marked(&[CALL_BEGIN, CALLS_BEGIN, CALLS_END], CALL_END, out)
+            }
+            ToolFormat::Llama3 => {
+                let start = self.held.trim_start();
+                let may_be_call =
+                    ["{", PYTHON_TAG, FUNCTION].iter().any(|m| start.starts_with(m) || m.starts_with(start));
+                if self.plain || !may_be_call {
+                    self.plain = true;
+                    out.text.push_str(&self.held);
+                    self.held.clear();
+                }
+            }
+        }
+    }
+
+    /// Ends the text: what was held back comes out, as a call if it can be read as one.
+    pub fn finish(&mut self, out: &mut ToolOutput) {
+        let held = std::mem::take(&mut self.held);
+        let calls = match self.format {
+            ToolFormat::Llama3 => llama3_calls(&held),
+            // The end mark is the last thing a model writes, and some end their turn instead.
+            _ => first_marker(&held, &["<tool_call>", CALL_BEGIN])
+                .filter(|(at, _)| held[..*at].trim().is_empty())
+                .and_then(|(at, i)| self.call(&held[at + ["<tool_call>", CALL_BEGIN][i].len()..]))
+                .map(|call| vec![call]),
+        };
+        match calls {
+            Some(calls) => out.calls.extend(calls),
+            None if self.called && held.trim().is_empty() => {}
+            None => out.text.push_str(&held),
+        }
+    }
+
+    /// Calls between marks. The first of `opens` begins a call; the others are noise around calls.
+    fn marked(&mut self, opens: &[&str], close: &str, out: &mut ToolOutput) {
+        loop {
+            let Some((at, which)) = first_marker(&self.held, opens) else {
+                let kept = self.held.len() - held_bytes(&self.held, opens);
+                // White space may turn out to stand before a call, and then it is no text.
+                self.text_out(self.held[..kept].trim_end().len(), out);
+                return;
+            };
+            let before = self.held[..at].trim_end().len();
+            if which != 0 {
+                self.called = true;
+                self.text_out(before, out);
+                self.held.drain(..at - before + opens[which].len());
+                continue;
+            }
+            let body = at + opens[0].len();
+            let Some(length) = self.held[body..].find(close) else {
+                self.text_out(before, out);
+                return;
+            };
+            let end = body + length + close.len();
+            match self.call(&self.held[body..body + length]) {
+                Some(call) => {
+                    self.text_out(before, out);
+                    self.called = true;
+                    out.calls.push(call);
+                    self.held.drain(..end - before);
+                }
+                None => out.text.extend(self.held.drain(..end)),
+            }
+        }
+    }
+
+    fn text_out(&mut self, bytes: usize, out: &mut ToolOutput) {
+        out.text.extend(self.held.drain(..bytes));
+    }
+
+    fn call(&self, body: &str) -> Option<ToolCall> {
+        match self.format {
+            ToolFormat::Hermes => json_call(&serde_json::from_str(body.trim()).ok()?),
+            _ => deepseek_call(body),
+        }
+    }
+}
+
+/// `{"name": …, "arguments" or "parameters": {…}}`. Arguments given as text are taken if they hold an object.
+fn json_call(value: &Value) -> Option<ToolCall> {
+    let name = value.get("name")?.as_str()?.to_owned();
+    let arguments = match value.get("arguments").or_else(|| value.get("parameters")) {
+        None | Some(Value::Null) => "{}".to_owned(),
+        Some(Value::String(text)) => {
+            serde_json::from_str::<Value>(text).ok().filter(Value::is_object)?;
+            text.clone()
+        }
+        Some(object) => object.is_object().then(|| object.to_string())?,
+    };
+    Some(ToolCall { name, arguments })
+}
+
+/// Both ways of DeepSeek: `function<sep>NAME\n` and a fence, or `NAME<sep>` and bare JSON.
+fn deepseek_call(body: &str) -> Option<ToolCall> {
+    let (left, right) = body.split_once(SEPARATOR)?;
+    let (name, rest) = match left.trim() {
+        "function" => right.split_once('\n').unwrap_or((right, "")),
+        name => (name, right),
+    };
+    let rest = rest.trim();
+    let rest = rest.strip_prefix("```json").or_else(|| rest.strip_prefix("```")).unwrap_or(rest);
+    let rest = rest.trim().strip_suffix("```").unwrap_or(rest).trim();
+    let arguments: Value = serde_json::from_str(rest).ok()?;
+    let name = name.trim().to_owned();
+    (arguments.is_object() && !name.is_empty()).then(|| ToolCall { name, arguments: arguments.to_string() })
+}
+
+/// One or more calls that are the whole answer: JSON objects with `;` or white space between, or `<function=…>` elements.
+fn llama3_calls(text: &str) -> Option<Vec<ToolCall>> {
+    let mut rest = text.trim().strip_prefix(PYTHON_TAG).unwrap_or(text.trim()).trim();
+    let mut calls = Vec::new();
+    while !rest.is_empty() {
+        if let Some(element) = rest.strip_prefix(FUNCTION) {
+            let (name, after) = element.split_once('>')?;
+            let (body, after) = after.split_once("</function>").unwrap_or((after, ""));
+            let arguments: Value = serde_json::from_str(body.trim()).ok()?;
+            let arguments = arguments.is_object().then(|| arguments.to_string())?;
+            calls.push(ToolCall { name: name.trim().to_owned(), arguments });
+            rest = after;
+        } else {
+            let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
+            let value = stream.next()?.ok()?;
+            let end = stream.byte_offset();
+            // An object without parameters is an answer in JSON, not a call.
+            value.get("parameters").or_else(|| value.get("arguments"))?;
+            calls.push(json_call(&value)?);
+            rest = &rest[end..];
+        }
+        rest = rest.trim_start_matches([';', ' ', '\n', '\t', '\r']);
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
+#[cfg(test)]
+#[path = "tools_tests.rs"]
+mod tests;
