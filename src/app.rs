@@ -267,8 +267,8 @@ fn gpu_plan(gpu: &Gpu, draft: &Draft, context_tokens: usize, pages: usize) -> Re
     })
 }
 
-/// `MemAvailable` of /proc/meminfo.
-fn available_bytes() -> Option<u64> {
+/// `MemAvailable` of /proc/meminfo: what the machine can give now.
+pub fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

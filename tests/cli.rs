@@ -107,13 +107,25 @@ fn json_is_one_object_and_nothing_else() {
     assert!(ppl["ppl"].as_f64().unwrap() > 1.0 && ppl["scored"].as_u64().unwrap().is_multiple_of(31));
     let half = json(&["ppl", "--file", &path("text"), "--ctx", "32", "--skip-half", "--json"]);
     assert_eq!(half["scored"].as_u64().unwrap(), half["windows"].as_u64().unwrap() * 16);
-    let bench =
-        json(&["bench", "--pp", "8", "--tg", "4", "--depth", "0,4", "--batch", "1,2", "-r", "1", "--json"]);
+    let bench = json(&[&BENCH[..], &["--depth", "0,4", "--batch", "1,2", "-r", "1", "--json"]].concat());
     let tests: Vec<&str> =
         bench["results"].as_array().unwrap().iter().map(|r| r["test"].as_str().unwrap()).collect();
     assert_eq!(tests, ["pp8", "tg4", "tg4 x2", "pp8 @ d4", "tg4 @ d4", "tg4 x2 @ d4"]);
+    let two = &bench["results"][2];
+    assert!(two["share_of_roof"].as_f64().unwrap() > 0.0 && two["share_of_union"].as_f64().unwrap() > 0.0);
+    // Two rows use more experts than one, and at most twice as many.
+    let experts = [1, 2].map(|i| bench["results"][i]["experts_a_step"].as_f64().unwrap());
+    assert!(experts[0] > 0.0 && experts[0] < experts[1] && experts[1] <= 2.0 * experts[0], "{experts:?}");
+    assert!(bench["peak_bytes"].as_u64().unwrap() > bench["file_bytes"].as_u64().unwrap());
+    let kernels = json(&["bench", "--kernels=q4_0,F16", "--pp", "4", "--roof-mib", "2", "--json"]);
+    let codecs: Vec<&str> =
+        kernels["results"].as_array().unwrap().iter().map(|r| r["codec"].as_str().unwrap()).collect();
+    assert_eq!(codecs, ["f16", "q4_0"]);
     assert_eq!(json(&["config", "--json"])["settings"]["kv"]["value"], "f16");
 }
+
+/// A small benchmark.
+const BENCH: [&str; 7] = ["bench", "--pp", "8", "--tg", "4", "--roof-mib", "2"];
 
 /// Runs `tegu logits` and gives the bytes of the file.
 fn logits(more: &[&str]) -> Vec<u8> {
@@ -202,6 +214,8 @@ fn mistakes_are_one_line_and_an_exit_code() {
         (&["run", "a", "-p", "b"], 2, "one prompt"),
         (&["run", "--json"], 2, "--json: expected a prompt"),
         (&["bench", "--batch", "0"], 2, "--batch"),
+        (&["bench", "--kernels=q9_9"], 2, "q4_0"),
+        (&["bench", "--kernels", "--roof-mib", "70000"], 2, "--roof-mib"),
     ];
     for (args, code, says) in cases {
         let (got, line) = refused(args);

@@ -7,13 +7,19 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{Common, Load};
-use super::bench_report::{Case, Measured, Phase, cases, table};
-use super::{load, out, resolve};
+use super::bench_report::{Case, Measured, Phase, Report, cases};
+use super::load::ReadBytes;
+use super::{bench_kernels, load, out, resolve};
 use crate::app;
+use crate::backend::cpu::Isa;
+use crate::backend::cpu::kernels::bench::{self as kernels, KernelBench};
+use crate::config::Config;
 use crate::engine::{Budget, Event, Request, SeqId};
+use crate::format::codec::{Codec, TABLE};
+use crate::limits::THREADS_MAX;
 use crate::observe::{Progress, Unit};
 use crate::sample::{SampleParams, Sampler};
-use crate::units::{Error, Result, TokenId};
+use crate::units::{Bytes, Error, Result, TokenId};
 
 /// Arguments of `tegu bench`.
 #[derive(Debug, Args)]
@@ -46,6 +52,13 @@ pub struct BenchArgs {
     #[arg(short, long, visible_alias = "repetitions", value_name = "N", default_value_t = 3)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     reps: u16,
+    /// Measure the matrix products of these codecs (all, if none is named) on random weights, and no model
+    #[arg(long, value_name = "CODEC,…", value_delimiter = ',', num_args = 0.., require_equals = true)]
+    #[arg(conflicts_with_all = ["model", "model_flag"], value_parser = codec)]
+    kernels: Option<Vec<Codec>>,
+    /// Memory that is read to find the roof, and that --kernels works on; 0: no roof
+    #[arg(long, value_name = "MIB", default_value_t = (kernels::WORKING_SET_BYTES >> 20) as u16)]
+    roof_mib: u16,
     /// One JSON object on standard output
     #[arg(long)]
     json: bool,
@@ -57,7 +70,11 @@ pub struct BenchArgs {
 pub const EXAMPLES: &str = "\
 Examples:
   tegu bench
-  tegu bench model.gguf --pp 512 --tg 128 --depth 0,4096 --batch 1,4,8 --threads 2 --json";
+  tegu bench model.gguf --pp 512 --tg 128 --depth 0,4096 --batch 1,4,8 --threads 2 --json
+  tegu bench --kernels=Q4_0,Q4_K --threads 2
+
+Roof: bytes a second that the threads read from memory and do nothing else. Of roof: the bytes of weights that the decode
+steps read (experts as counted), each once, over that. Of union: at a batch, those bytes a second over batch 1's.";
 
 /// Positions beyond the tests' own: the tokens by which sequences of a batch start one after another.
 const SLACK: usize = 2;
@@ -66,6 +83,9 @@ const BATCH_MAX: usize = 256;
 /// Runs the command.
 pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     let config = common.config(args.load.overrides())?;
+    if let Some(only) = &args.kernels {
+        return bench_kernels::run(args.kernel_options(only, &config), args.json);
+    }
     let model = resolve::model(args.model.as_deref().or(args.load.model_flag.as_deref()), &config)?;
     let cases = cases(&args.pp, &args.tg, &args.depth, &args.batch);
     let longest = cases.iter().map(|c| c.depth.saturating_add(c.tokens)).max().unwrap_or(0);
@@ -84,31 +104,76 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         let has = format!("{} (the model's context)", opened.plan.context_tokens);
         return Err(Error::Limit { what: "context tokens".into(), needs: needs.to_string(), has });
     }
-    let step_bytes = load::step_bytes(&opened);
-    let name = opened.source.path().to_owned();
+    let reads = ReadBytes::of(&opened);
+    let (name, file_bytes) = (opened.source.path().to_owned(), opened.file_bytes());
     let loaded = load::load(opened)?;
     let mut app = loaded.app;
     let progress = Progress::new("benchmark", cases.len() as u64 * (1 + args.reps as u64), Unit::Items);
     let mut measured = Vec::new();
     for case in cases {
-        measured.push(Bench { app: &mut app, case, progress: &progress }.measure(args.reps.into())?);
+        measured.push(Bench { app: &mut app, case, progress: &progress }.measure(args.reps.into(), &reads)?);
     }
     drop(progress);
+    // What the model took, before the roof's working set.
+    let peak_bytes = load::peak_bytes();
+    // The host's threads say nothing about a GPU's memory.
+    let on_cpu = Isa::from_name(&app.kernels).is_some();
+    let roofs = if on_cpu { roofs(args.roof_mib, app.threads)? } else { Vec::new() };
+    let report =
+        Report { measured: &measured, roofs: &roofs, peak_bytes, file_bytes, kv_bytes: app.plan.kv_bytes };
     if !args.json {
-        return out::Out::stdout().text(&table(&measured, step_bytes));
+        return out::Out::stdout().text(&report.text());
     }
-    out::Out::stdout().json(&json!({
+    let mut object = json!({
         "model": name,
         "threads": app.threads,
         "kernels": app.kernels,
         "exact": args.load.exact,
         "load_seconds": loaded.took.as_secs_f64(),
         "weights_bytes": app.plan.resident_bytes + app.plan.expert_bytes,
-        "weights_bytes_a_token": step_bytes,
-        "kv_bytes": app.plan.kv_bytes,
-        "peak_bytes": load::peak_bytes(),
-        "results": measured.iter().map(|m| m.json(step_bytes)).collect::<Vec<_>>(),
-    }))
+        "weights_bytes_a_token": reads.step(reads.experts_a_row as f64),
+    });
+    report.add_to(&mut object);
+    out::Out::stdout().json(&object)
+}
+
+/// The read roof with one thread and with `threads`, `(threads, bytes a second)`; empty if not wanted or if there is no
+/// memory to spare for it.
+fn roofs(mib: u16, threads: usize) -> Result<Vec<(usize, f64)>> {
+    let bytes = usize::from(mib) << 20;
+    if bytes == 0 {
+        return Ok(Vec::new());
+    }
+    // Twice, because a measurement must not push anything out.
+    if app::available_bytes().is_some_and(|has| has < 2 * bytes as u64) {
+        log::warn!("too little memory is free for the read roof, which takes {}", Bytes(bytes as u64));
+        return Ok(Vec::new());
+    }
+    let mut teams = vec![1, threads];
+    teams.dedup();
+    let rates = kernels::read_roofs(&teams, bytes)?;
+    Ok(teams.into_iter().zip(rates).collect())
+}
+
+/// A codec's name on the command line.
+fn codec(name: &str) -> std::result::Result<Codec, String> {
+    Codec::from_name(name).ok_or_else(|| {
+        let known: Vec<&str> = TABLE.iter().map(|i| i.name).collect();
+        format!("expected one of {}", known.join(" "))
+    })
+}
+
+impl BenchArgs {
+    fn kernel_options<'a>(&self, only: &'a [Codec], config: &Config) -> KernelBench<'a> {
+        let threads = match config.count("threads") as usize {
+            0 => app::cores(),
+            n => n.min(THREADS_MAX),
+        };
+        // Prefill's rows, as many as a chunk has at most.
+        let prefill_rows = self.pp.iter().copied().max().unwrap_or(0).clamp(1, 512);
+        let bytes = usize::from(self.roof_mib) << 20;
+        KernelBench { threads, isa: Isa::best(), only, prefill_rows, bytes }
+    }
 }
 
 /// One case on the engine.
@@ -119,7 +184,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn measure(&mut self, reps: usize) -> Result<Measured> {
+    fn measure(&mut self, reps: usize, reads: &ReadBytes) -> Result<Measured> {
         let case = self.case;
         // The sequences' depth is read once; each repetition goes back to it.
         let mut open: Vec<SeqId> = Vec::new();
@@ -128,11 +193,15 @@ impl Bench<'_> {
             self.drain()?;
             open.push(seq);
         }
-        let mut seconds = Vec::new();
+        let (mut seconds, mut experts, mut steps) = (Vec::new(), 0, 0);
         for rep in 0..=reps {
             let took = match case.phase {
                 Phase::Prefill => self.prefill(&mut open[0], rep)?,
-                Phase::Decode => self.decode(&mut open)?,
+                Phase::Decode => {
+                    let (took, used) = self.decode(&mut open)?;
+                    (experts, steps) = (experts + used, steps + case.tokens);
+                    took
+                }
             };
             if rep > 0 {
                 seconds.push(took);
@@ -140,7 +209,13 @@ impl Bench<'_> {
             self.progress.add(1);
         }
         open.into_iter().for_each(|seq| self.app.engine.close(seq));
-        Ok(Measured { case, seconds })
+        let experts_a_step = match (experts, reads.experts_a_row, case.batch) {
+            // A backend that does not count: one row reads what it picks, several share nobody knows how much.
+            (0, picked, 1) => picked as f64,
+            (0, picked, _) if picked > 0 => f64::NAN,
+            _ => experts as f64 / steps.max(1) as f64,
+        };
+        Ok(Measured { case, seconds, experts_a_step, step_bytes: reads.step(experts_a_step) })
     }
 
     fn vocab(&self) -> usize {
@@ -172,8 +247,8 @@ impl Bench<'_> {
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Seconds for `tokens` steps with a row of every sequence in each.
-    fn decode(&mut self, open: &mut [SeqId]) -> Result<f64> {
+    /// Seconds for `tokens` steps with a row of every sequence in each, and the experts that these steps fetched.
+    fn decode(&mut self, open: &mut [SeqId]) -> Result<(f64, u64)> {
         let case = self.case;
         for (b, seq) in open.iter_mut().enumerate() {
             let prompt = text(b, case.depth.max(1), self.vocab());
@@ -190,12 +265,14 @@ impl Bench<'_> {
                 }
             }
         }
+        let fetched = self.app.engine.counters().experts_fetched;
         let clock = Instant::now();
         for _ in 0..case.tokens {
             let events = self.step()?;
             assert_eq!(events.len(), case.batch, "a token of every sequence in each step");
         }
-        Ok(clock.elapsed().as_secs_f64())
+        let took = clock.elapsed().as_secs_f64();
+        Ok((took, self.app.engine.counters().experts_fetched - fetched))
     }
 }
 

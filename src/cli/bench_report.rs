@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::out;
+use crate::units::Bytes;
 
 /// What one case does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +61,10 @@ pub struct Measured {
     pub case: Case,
     /// Seconds of each repetition.
     pub seconds: Vec<f64>,
+    /// Distinct (layer, expert) pairs that a decode step read, counted; 0 without experts, NaN if nobody counted.
+    pub experts_a_step: f64,
+    /// Bytes of weights that a decode step must read, with those experts.
+    pub step_bytes: f64,
 }
 
 impl Measured {
@@ -69,22 +74,110 @@ impl Measured {
         self.seconds.iter().map(|s| tokens / s).collect()
     }
 
-    /// As JSON; `bytes_read` is what one decode step must read from memory at least.
-    pub fn json(&self, step_bytes: u64) -> Value {
-        let (min, median, max) = spread(&self.rates());
-        let gb_s = (self.case.phase == Phase::Decode)
-            .then(|| median / self.case.batch as f64 * step_bytes as f64 / 1e9)
-            .map_or(Value::Null, out::number);
+    /// The median of [`Measured::rates`].
+    fn rate(&self) -> f64 {
+        spread(&self.rates()).1
+    }
+
+    /// Bytes of weights a second, each read once a step; `None` for prefill, and where the experts were not counted.
+    fn bytes_a_second(&self) -> Option<f64> {
+        let rate = self.rate() / self.case.batch as f64 * self.step_bytes;
+        (self.case.phase == Phase::Decode && rate.is_finite()).then_some(rate)
+    }
+}
+
+/// All that a run found.
+pub struct Report<'a> {
+    /// The cases, in order.
+    pub measured: &'a [Measured],
+    /// `(threads, bytes a second)` read from memory; the last with all threads. Empty if not measured.
+    pub roofs: &'a [(usize, f64)],
+    /// `VmHWM`: most memory held, model and all.
+    pub peak_bytes: u64,
+    /// Bytes of the model's files.
+    pub file_bytes: u64,
+    /// Bytes of the KV pages.
+    pub kv_bytes: u64,
+}
+
+impl Report<'_> {
+    /// Weight bytes a second over the roof of all threads.
+    fn of_roof(&self, m: &Measured) -> Option<f64> {
+        Some(m.bytes_a_second()? / self.roofs.last()?.1)
+    }
+
+    /// For batches above 1 where batch 1 of the same case was measured: tokens a second over its, and bytes a second over
+    /// its. The second is the share of what reading the counted union of experts once a step allows.
+    fn over_one(&self, m: &Measured) -> Option<(f64, f64)> {
+        let one = Case { batch: 1, ..m.case };
+        let one = self.measured.iter().find(|o| o.case == one).filter(|_| m.case.batch > 1)?;
+        Some((m.rate() / one.rate(), m.bytes_a_second()? / one.bytes_a_second()?))
+    }
+
+    /// Memory held over the file and KV.
+    fn peak_share(&self) -> f64 {
+        self.peak_bytes as f64 / (self.file_bytes + self.kv_bytes) as f64
+    }
+
+    /// Adds everything to the JSON object.
+    pub fn add_to(&self, object: &mut Value) {
+        let roofs =
+            self.roofs.iter().map(|(n, r)| json!({ "threads": n, "bytes_a_second": out::number(*r) }));
+        object["file_bytes"] = self.file_bytes.into();
+        object["kv_bytes"] = self.kv_bytes.into();
+        object["peak_bytes"] = self.peak_bytes.into();
+        object["peak_over_file_and_kv"] = out::number(self.peak_share());
+        object["roofs"] = roofs.collect::<Vec<_>>().into();
+        object["results"] = self.measured.iter().map(|m| self.case_json(m)).collect::<Vec<_>>().into();
+    }
+
+    fn case_json(&self, m: &Measured) -> Value {
+        let (min, median, max) = spread(&m.rates());
+        let or_null = |x: Option<f64>| x.map_or(Value::Null, out::number);
+        let decode = m.case.phase == Phase::Decode;
         json!({
-            "test": self.case.name(),
-            "phase": match self.case.phase { Phase::Prefill => "pp", Phase::Decode => "tg" },
-            "tokens": self.case.tokens,
-            "depth": self.case.depth,
-            "batch": self.case.batch,
+            "test": m.case.name(),
+            "phase": match m.case.phase { Phase::Prefill => "pp", Phase::Decode => "tg" },
+            "tokens": m.case.tokens,
+            "depth": m.case.depth,
+            "batch": m.case.batch,
             "tok_s": { "min": min, "median": median, "max": max },
-            "samples_tok_s": self.rates(),
-            "weights_gb_s": gb_s,
+            "samples_tok_s": m.rates(),
+            "experts_a_step": or_null(decode.then_some(m.experts_a_step)),
+            "weights_bytes_a_step": or_null(decode.then_some(m.step_bytes)),
+            "weights_gb_s": or_null(m.bytes_a_second().map(|b| b / 1e9)),
+            "share_of_roof": or_null(self.of_roof(m)),
+            "over_batch_1": or_null(self.over_one(m).map(|o| o.0)),
+            "share_of_union": or_null(self.over_one(m).map(|o| o.1)),
         })
+    }
+
+    /// The table for people, with the roof and the memory below.
+    pub fn text(&self) -> String {
+        let head = ["test", "tok/s", "min", "max", "weights GB/s", "of roof", "over x1", "of union"];
+        let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.0}%", x * 100.0));
+        let row = |m: &Measured| {
+            let (min, median, max) = spread(&m.rates());
+            let (over, union) = self.over_one(m).unzip();
+            vec![
+                m.case.name(),
+                format!("{median:.1}"),
+                format!("{min:.1}"),
+                format!("{max:.1}"),
+                m.bytes_a_second().map_or("-".into(), |x| format!("{:.1}", x / 1e9)),
+                percent(self.of_roof(m)),
+                over.map_or("-".into(), |x| format!("{x:.2}")),
+                percent(union),
+            ]
+        };
+        let rows = [head.map(str::to_owned).to_vec()].into_iter().chain(self.measured.iter().map(row));
+        let mut text = out::table(&rows.collect::<Vec<_>>());
+        for (threads, rate) in self.roofs {
+            let s = if *threads == 1 { "" } else { "s" };
+            text += &format!("read roof, {threads} thread{s}: {:.1} GB/s\n", rate / 1e9);
+        }
+        let peak = Bytes(self.peak_bytes);
+        text + &format!("most memory held: {peak} (VmHWM), {:.2} x file and KV\n", self.peak_share())
     }
 }
 
@@ -97,18 +190,6 @@ pub fn spread(values: &[f64]) -> (f64, f64, f64) {
     (v[0], (v[(n - 1) / 2] + v[n / 2]) / 2.0, v[n - 1])
 }
 
-/// The table for people.
-pub fn table(measured: &[Measured], step_bytes: u64) -> String {
-    let head = ["test", "tok/s", "min", "max", "weights GB/s"].map(str::to_owned).to_vec();
-    let row = |m: &Measured| {
-        let (min, median, max) = spread(&m.rates());
-        let gb_s = m.json(step_bytes)["weights_gb_s"].as_f64().map_or("-".into(), |x| format!("{x:.1}"));
-        vec![m.case.name(), format!("{median:.1}"), format!("{min:.1}"), format!("{max:.1}"), gb_s]
-    };
-    let rows: Vec<Vec<String>> = [head].into_iter().chain(measured.iter().map(row)).collect();
-    out::table(&rows)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,14 +200,44 @@ mod tests {
         assert_eq!(names, ["pp512", "tg128", "tg128 x4", "pp512 @ d64", "tg128 @ d64", "tg128 x4 @ d64"]);
     }
 
+    fn decode(batch: usize, seconds: Vec<f64>, step_bytes: f64) -> Measured {
+        let case = Case { phase: Phase::Decode, tokens: 10, depth: 0, batch };
+        Measured { case, seconds, experts_a_step: 0.0, step_bytes }
+    }
+
     #[test]
     fn rates_are_of_all_sequences_together() {
-        let case = Case { phase: Phase::Decode, tokens: 10, depth: 0, batch: 4 };
-        let m = Measured { case, seconds: vec![1.0, 4.0, 2.0] };
-        assert_eq!(spread(&m.rates()), (10.0, 20.0, 40.0));
-        let j = m.json(1_000_000_000);
-        assert_eq!(j["weights_gb_s"], json!(5.0));
+        assert_eq!(spread(&decode(4, vec![1.0, 4.0, 2.0], 1e9).rates()), (10.0, 20.0, 40.0));
         assert_eq!(spread(&[1.0, 2.0, 4.0, 8.0]).1, 3.0);
-        assert!(table(&[m], 1).lines().count() == 2);
+    }
+
+    #[test]
+    fn shares_are_of_the_roof_and_of_the_union() {
+        // Batch 1: 10 steps a second of 1 GB. Batch 4: 5 steps of 1.5 GB: 7.5 GB/s of the 10 that reading allows.
+        let measured = [decode(1, vec![1.0], 1e9), decode(4, vec![2.0], 1.5e9)];
+        let roofs = [(1, 8e9), (2, 20e9)];
+        let report =
+            Report { measured: &measured, roofs: &roofs, peak_bytes: 330, file_bytes: 200, kv_bytes: 100 };
+        let mut j = json!({});
+        report.add_to(&mut j);
+        let [one, four] = [&j["results"][0], &j["results"][1]];
+        assert_eq!((&one["weights_gb_s"], &one["share_of_roof"]), (&json!(10.0), &json!(0.5)));
+        assert_eq!((&one["over_batch_1"], &one["share_of_union"]), (&Value::Null, &Value::Null));
+        assert_eq!((&four["over_batch_1"], &four["share_of_union"]), (&json!(2.0), &json!(0.75)));
+        assert_eq!(j["peak_over_file_and_kv"], json!(1.1));
+        let text = report.text();
+        assert!(text.lines().count() == 6 && text.contains("75%") && text.contains("20.0 GB/s"), "{text}");
+        let bare = Report { roofs: &[], ..report };
+        assert_eq!(bare.of_roof(&measured[0]), None);
+    }
+
+    #[test]
+    fn prefill_has_no_bytes() {
+        let case = Case { phase: Phase::Prefill, tokens: 8, depth: 0, batch: 1 };
+        let measured = [Measured { case, seconds: vec![1.0], experts_a_step: 0.0, step_bytes: 5.0 }];
+        let report =
+            Report { measured: &measured, roofs: &[(1, 1.0)], peak_bytes: 1, file_bytes: 1, kv_bytes: 1 };
+        assert_eq!(report.case_json(&measured[0])["weights_gb_s"], Value::Null);
+        assert_eq!(report.case_json(&measured[0])["weights_bytes_a_step"], Value::Null);
     }
 }

@@ -61,15 +61,38 @@ pub fn peak_bytes() -> u64 {
     line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Bytes of weights that decoding one token of one sequence reads: all but the experts that it does not pick and the
-/// embedding, of which it reads a row (and which is counted as the head where it is that too).
-pub fn step_bytes(prepared: &Prepared) -> u64 {
-    let (h, plan, source) = (prepared.hyper(), &prepared.plan, &prepared.source);
-    let share = h.moe.as_ref().map_or(0.0, |m| m.n_picked as f64 / m.n_experts as f64);
-    let names = ["token_embd.weight", "model.embed_tokens.weight"];
-    let embedding = names.iter().find_map(|n| source.find(n)).filter(|_| !h.tied_head);
-    let unread = embedding.map_or(0, |t| source.tensors()[t].size_bytes());
-    plan.resident_bytes.saturating_sub(unread) + (plan.expert_bytes as f64 * share) as u64
+/// Bytes of weights that decode steps read.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReadBytes {
+    /// Read in every step: all but the routed experts and the embedding, of which a step reads rows (and which is counted
+    /// as the head where it is that too).
+    pub always: u64,
+    /// One routed expert of one layer, on average (layers may mix codecs); 0 without experts.
+    pub expert: f64,
+    /// Experts that one row reads, over all layers.
+    pub experts_a_row: usize,
+}
+
+impl ReadBytes {
+    /// Of an opened model.
+    pub fn of(prepared: &Prepared) -> ReadBytes {
+        let (h, plan, source) = (prepared.hyper(), &prepared.plan, &prepared.source);
+        let names = ["token_embd.weight", "model.embed_tokens.weight"];
+        let embedding = names.iter().find_map(|n| source.find(n)).filter(|_| !h.tied_head);
+        let unread = embedding.map_or(0, |t| source.tensors()[t].size_bytes());
+        let (mut all, mut experts_a_row) = (0, 0);
+        if let Some(m) = &h.moe {
+            let layers = m.dense.iter().filter(|dense| !**dense).count();
+            (all, experts_a_row) = (layers * m.n_experts, layers * m.n_picked);
+        }
+        let expert = if all == 0 { 0.0 } else { plan.expert_bytes as f64 / all as f64 };
+        ReadBytes { always: plan.resident_bytes.saturating_sub(unread), expert, experts_a_row }
+    }
+
+    /// A step that reads `experts` (layer, expert) pairs, each once.
+    pub fn step(&self, experts: f64) -> f64 {
+        self.always as f64 + experts * self.expert
+    }
 }
 
 /// The tokenizer and chat template of an opened model.

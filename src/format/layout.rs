@@ -5,6 +5,37 @@
 //! needs no horizontal add, and the order in which a row's products are summed is the same on every instruction set,
 //! for every batch and every thread count. That is what makes results batch-invariant.
 //!
+//! **Why rows are interleaved.** Measured against planar rows (a row's groups one after another, then its scales) before the
+//! layout was fixed; `tools/bakeoff` repeats it. Each planar loop is the best that we found for its instruction set. Instructions a
+//! weight of the loop with one activation row, as compiled:
+//!
+//! | codec | AVX-512 planar | interleaved | AVX2 planar | interleaved | NEON planar | interleaved | sm_87 planar | interleaved |
+//! |---|---|---|---|---|---|---|---|---|
+//! | Q4_0 | 0.41 | 0.12 | 0.84 | 0.26 | 1.00 | 0.36 | 1.66 | 1.81 |
+//! | Q8_0 | 0.36 | 0.12 | 0.84 | 0.44 | 1.00 | 0.42 | 1.56 | 1.81 |
+//! | Q4_K | 0.75 | 0.15 | 1.22 | 0.31 | 1.41 | 0.51 | 2.72 | 2.84 |
+//!
+//! GB/s on two cores of a Zen 5 EPYC with AVX-512 VNNI, 2048 columns, 1 / 2 threads, with weights in cache and from memory
+//! (512 MB; what memory gave drifted by a third within the run, so that only ratios of neighbours mean something there):
+//!
+//! | codec | set | planar, cache | interleaved, cache | planar, memory | interleaved, memory |
+//! |---|---|---|---|---|---|
+//! | Q4_0 | AVX-512 | 17 / 33 | 46 / 85 | 13 / 23 | 15 / 23 |
+//! | Q8_0 | AVX-512 | 39 / 77 | 86 / 180 | 15 / 26 | 18 / 26 |
+//! | Q4_K | AVX-512 | 10 / 12 | 40 / 80 | 10 / 15 | 24 / 46 |
+//! | Q4_0 | AVX2 | 12 / 25 | 31 / 61 | 12 / 24 | 26 / 32 |
+//! | Q8_0 | AVX2 | 22 / 45 | 32 / 65 | 21 / 34 | 27 / 31 |
+//! | Q4_K | AVX2 | 8 / 15 | 28 / 55 | 7 / 13 | 23 / 33 |
+//!
+//! One H200 (weights from memory; its copy rate is 4270 GB/s), planar / interleaved: Q4_0 2870 / 3620 GB/s, Q8_0 4270 / 4040,
+//! Q4_K 1520 / 3480. At a matrix of 16 thousand rows, which stays in its cache: 1560 / 1160, 2570 / 2110, 1050 / 1090.
+//!
+//! So on CPUs interleaving is worth 1.4 to 7 x where memory does not decide, and a single thread needs it to reach memory's rate at
+//! all. On a GPU it costs up to a sixth more instructions a weight (a lane loads 4 bytes at a time in place of 16), loses to planar
+//! rows in cache and with Q8_0, and wins from memory with the 4-bit codecs, whose planar scales are read in pieces. Only
+//! interleaved rows give the same bits on every instruction set without emulating one's lanes on another. So one layout serves
+//! all, the interleaved one.
+//!
 //! **Dense codecs** (F32 F16 BF16 F8E4M3): one plane; element `(row 16t+r, col k)` is at index `(t*cols + k)*16 + r`.
 //! F8E4M3 adds a plane of f32 block scales, row-major `(ceil(rows/128), ceil(cols/128))`.
 //!

@@ -1,5 +1,6 @@
 //! Measures the memory roof and every kernel against it: what `tegu bench` prints beside its rates.
 
+use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::ops::{Ops, Out, Q8Rows, Rows};
 use crate::backend::cpu::team::Team;
 use crate::format::codec::{Codec, TABLE};
@@ -11,10 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of the working set: well beyond any last-level cache.
-const WORKING_SET_BYTES: usize = 768 << 20;
+/// Bytes of the working set unless asked otherwise: well beyond any last-level cache of a board or a desktop.
+pub const WORKING_SET_BYTES: usize = 768 << 20;
+/// Threads of the measuring teams spin so long after a job: runs follow each other at once.
+const SPIN_US: u64 = 200;
 /// Bytes that a worker takes at a time.
 const CHUNK_BYTES: usize = 1 << 20;
+/// Least bytes of the working set: 16 rows of the widest codec with room to spare.
+const WORKING_SET_MIN_BYTES: usize = 1 << 20;
 /// Width of the measured matrices: DeepSeek-V2-Lite's hidden size.
 const COLS: usize = 2048;
 /// Rows of the matrix in the many-row measurement.
@@ -33,11 +38,15 @@ pub struct KernelRate {
     pub prefill_macs_per_s: f64,
     /// Activation rows of the many-row measurement.
     pub prefill_rows: usize,
+    /// Weights that all runs multiplied, once for each activation row: what a count of instructions is divided by.
+    pub multiplied: usize,
 }
+
+/// Timed runs of each product, after one that warms up.
+const RUNS: usize = 5;
 
 /// The shortest of several runs of `f`, after one that warms up.
 fn best_of(f: &mut dyn FnMut()) -> Duration {
-    const RUNS: usize = 5;
     f();
     let mut once = || {
         let start = Instant::now();
@@ -61,10 +70,11 @@ fn filled(len: usize) -> Result<Segment> {
     Ok(segment)
 }
 
-/// The most bytes a second that the team reads from memory: the roof of everything that reads each weight once.
-pub fn read_roof(team: &Team) -> Result<f64> {
-    let segment = filled(WORKING_SET_BYTES)?;
-    Ok(read_rate(team, segment.bytes()))
+/// The most bytes a second that teams of these many threads read from memory, in the same order: the roof of everything
+/// that reads each weight once. `bytes` is the working set, whole chunks of it. Fails if there is no such memory.
+pub fn read_roofs(threads: &[usize], bytes: usize) -> Result<Vec<f64>> {
+    let segment = filled(bytes.max(CHUNK_BYTES))?;
+    Ok(threads.iter().map(|&n| read_rate(&Team::new(n, SPIN_US), segment.bytes())).collect())
 }
 
 fn read_rate(team: &Team, bytes: &[u8]) -> f64 {
@@ -86,28 +96,48 @@ fn read_rate(team: &Team, bytes: &[u8]) -> f64 {
     bytes.len() as f64 / time.as_secs_f64()
 }
 
-/// Measures every codec of `only` (all if empty) with `ops` on `team`; calls `show` as each is done.
-pub fn bench_kernels(
-    team: &Team,
-    ops: &Ops,
-    only: &[Codec],
-    prefill_rows: usize,
-    show: &mut dyn FnMut(&KernelRate),
-) -> Result<()> {
-    let segment = Arc::new(filled(WORKING_SET_BYTES)?);
-    for info in TABLE.iter().filter(|i| only.is_empty() || only.contains(&i.codec)) {
+/// What [`bench_kernels`] measures.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelBench<'a> {
+    /// Threads of the team.
+    pub threads: usize,
+    /// Instruction set.
+    pub isa: Isa,
+    /// These codecs; all if empty.
+    pub only: &'a [Codec],
+    /// Activation rows of the many-row measurement.
+    pub prefill_rows: usize,
+    /// Bytes of the working set.
+    pub bytes: usize,
+}
+
+impl KernelBench<'_> {
+    /// Codecs that will be measured.
+    pub fn codecs(&self) -> impl Iterator<Item = Codec> + '_ {
+        let only = self.only;
+        TABLE.iter().map(|i| i.codec).filter(move |c| only.is_empty() || only.contains(c))
+    }
+}
+
+/// Measures each codec; calls `show` as one is done.
+pub fn bench_kernels(b: &KernelBench, show: &mut dyn FnMut(&KernelRate)) -> Result<()> {
+    let (team, ops) = (&Team::new(b.threads, SPIN_US), &Ops::new(b.isa));
+    let prefill_rows = b.prefill_rows;
+    let segment = Arc::new(filled(b.bytes.max(WORKING_SET_MIN_BYTES))?);
+    for codec in b.codecs() {
         let roof = read_rate(team, segment.bytes());
-        let whole = matrix(&segment, info.codec, usize::MAX);
+        let whole = matrix(&segment, codec, usize::MAX);
         let decode = product_time(team, ops, &whole, 1);
-        let part = matrix(&segment, info.codec, PREFILL_OUTPUTS);
+        let part = matrix(&segment, codec, PREFILL_OUTPUTS);
         let prefill = product_time(team, ops, &part, prefill_rows);
         let decode_bytes_per_s = whole.size_bytes() as f64 / decode.as_secs_f64();
         show(&KernelRate {
-            codec: info.codec,
+            codec,
             decode_bytes_per_s,
             share_of_roof: decode_bytes_per_s / roof,
             prefill_macs_per_s: (part.rows * part.cols * prefill_rows) as f64 / prefill.as_secs_f64(),
             prefill_rows,
+            multiplied: (1 + RUNS) * (whole.rows + part.rows * prefill_rows) * COLS,
         });
     }
     Ok(())
@@ -144,37 +174,25 @@ fn product_time(team: &Team, ops: &Ops, w: &Matrix, n: usize) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::{Isa, KvBlock};
+    use crate::backend::cpu::KvBlock;
     use crate::format::f16;
 
-    /// A measurement for people: `cargo test --release -- --ignored --nocapture kernel_rates`. The environment variable
-    /// TEGU_BENCH may name an instruction set, codecs and `n=` rows.
     #[test]
-    #[ignore = "takes a minute and a gigabyte, and checks nothing"]
-    fn kernel_rates() {
-        let wanted = std::env::var("TEGU_BENCH").unwrap_or_default();
-        let words = || wanted.split([',', ' ']);
-        let only: Vec<Codec> = words().filter_map(Codec::from_name).collect();
-        let isa = words().find_map(Isa::from_name).unwrap_or(Isa::best());
-        let n = words().find_map(|w| w.strip_prefix("n=")?.parse().ok()).unwrap_or(256);
-        for threads in [1, 2] {
-            let team = Team::new(threads, 100);
-            println!("{threads} threads, {}: roof {:.1} GB/s", isa.name(), read_roof(&team).unwrap() / 1e9);
-            bench_kernels(&team, &Ops::new(isa), &only, n, &mut |r| {
-                println!(
-                    "{:8} decode {:5.1} GB/s ({:3.0}% of the roof)  {} rows {:6.1} GMAC/s",
-                    r.codec.name(),
-                    r.decode_bytes_per_s / 1e9,
-                    r.share_of_roof * 100.0,
-                    r.prefill_rows,
-                    r.prefill_macs_per_s / 1e9
-                );
-            })
-            .unwrap();
+    fn rates_are_positive_on_a_small_working_set() {
+        let roofs = read_roofs(&[1, 2], 3 << 20).unwrap();
+        assert!(roofs.len() == 2 && roofs.iter().all(|r| *r > 0.0 && r.is_finite()), "{roofs:?}");
+        for isa in Isa::available() {
+            let only = &[Codec::Q4_0, Codec::F16][..];
+            let b = KernelBench { threads: 2, isa, only, prefill_rows: 3, bytes: 1 };
+            let mut seen = Vec::new();
+            bench_kernels(&b, &mut |r| seen.push((r.codec, r.decode_bytes_per_s > 0.0))).unwrap();
+            seen.sort_by_key(|s| s.0.name());
+            assert_eq!(seen, [(Codec::F16, true), (Codec::Q4_0, true)]);
         }
     }
 
-    /// The same for the kernels over vectors and for attention: operations beside the products.
+    /// Kernels over vectors and attention: `cargo test --release -- --ignored --nocapture vector_rates`. (Those of the
+    /// products are `tegu bench --kernels`.)
     #[test]
     #[ignore = "a measurement; it checks nothing"]
     fn vector_rates() {

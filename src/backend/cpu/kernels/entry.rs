@@ -104,6 +104,42 @@ macro_rules! products {
             }
         }
 
+        /// Where one pass over tiles is compiled to: with one activation row, and with [`SimdDot::ROWS_Q8`].
+        #[cfg(test)]
+        pub fn q8_passes(codec: Codec) -> [usize; 2] {
+            match codec {
+                Codec::Q4_0 => passes_of::<codecs::Q4_0>(),
+                Codec::Q4_1 => passes_of::<codecs::Q4_1>(),
+                Codec::Q5_0 => passes_of::<codecs::Q5_0>(),
+                Codec::Q5_1 => passes_of::<codecs::Q5_1>(),
+                Codec::Q8_0 => passes_of::<codecs::Q8_0>(),
+                Codec::Q2K => passes_of::<codecs::Q2K>(),
+                Codec::Q3K => passes_of::<codecs::Q3K>(),
+                Codec::Q4K => passes_of::<codecs::Q4K>(),
+                Codec::Q5K => passes_of::<codecs::Q5K>(),
+                Codec::Q6K => passes_of::<codecs::Q6K>(),
+                Codec::IQ4NL => passes_of::<codecs::Iq4Nl>(),
+                Codec::IQ4XS => passes_of::<codecs::Iq4Xs>(),
+                Codec::MXFP4 => passes_of::<codecs::Mxfp4>(),
+                Codec::F32 | Codec::F16 | Codec::BF16 | Codec::F8E4M3 => {
+                    unreachable!("dense codecs have no such product")
+                }
+            }
+        }
+
+        #[cfg(test)]
+        #[target_feature(enable = $features)]
+        unsafe fn pass_of<C: Codec8, const MANY: bool>(p: &Product<'_, Q8Group>) {
+            // SAFETY: the same contract, and this function has the features.
+            unsafe { q8::passes::<$S, C, MANY>(p) }
+        }
+
+        #[cfg(test)]
+        fn passes_of<C: Codec8>() -> [usize; 2] {
+            let passes: [unsafe fn(&Product<'_, Q8Group>); 2] = [pass_of::<C, false>, pass_of::<C, true>];
+            passes.map(|f| f as usize)
+        }
+
         /// The float product.
         ///
         /// # Safety

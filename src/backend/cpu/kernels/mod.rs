@@ -93,4 +93,6 @@ impl<T> Product<'_, T> {
 }
 
 #[cfg(test)]
+mod count;
+#[cfg(test)]
 mod tests;

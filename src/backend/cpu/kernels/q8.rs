@@ -3,17 +3,10 @@
 //! A pass holds `R` activation rows' 16 sums each in registers and goes once along a tile. With one row (decode) it is bound
 //! by memory; with more, a (tile, group) is unpacked once for all `R`. Either way an output sees the same operations.
 //!
-//! Bytes a weight: those of the codec (4.5 bits for Q4_0). AVX-512 instructions a (tile, group) of 512 weights, counted in
-//! the compiled loops:
-//!
-//! | codec | one row | a row of eight | | codec | one row | a row of eight |
-//! |---|---|---|---|---|---|---|
-//! | Q4_0, Q4_1 | 50, 52 | 29 | | Q4_K | 65 | 31 |
-//! | Q5_0, Q5_1 | 66, 68 | 30 | | Q5_K | 81 | 33 |
-//! | Q8_0 | 47 | 27 | | Q2_K | 73 | 39 |
-//! | IQ4_NL, IQ4_XS, MXFP4 | 58, 67, 63 | 30, 32, 30 | | Q3_K, Q6_K | 80-83 | 43-45 |
-//!
-//! Sixteen of them are the dot products: with 512-bit units that take one a cycle, that is the floor of many rows.
+//! Bytes a weight: those of the codec (4.5 bits for Q4_0). Instructions a weight: `instructions.md`, and the heads of
+//! `avx2.rs`, `avx512.rs` and `neon.rs`. With AVX-512 a (tile, group) of 512 weights takes 50 instructions for one row of
+//! Q4_0 and 29 for a row of eight; 16 of them are the dot products: with 512-bit units that take one a cycle, that is the
+//! floor of many rows.
 
 use super::Product;
 use super::codecs::{At, Codec8, Mins, PlanePtrs};
@@ -80,6 +73,27 @@ unsafe fn tile<S: SimdDot, C: Codec8>(
     }
 }
 
+/// Passes of one kind over the tiles, with nothing around them: what `count.rs` counts instructions in.
+///
+/// # Safety
+/// As [`matmul`]; there are as many activation rows as a pass takes: one, or `ROWS_Q8`.
+#[cfg(test)]
+#[inline(always)]
+pub unsafe fn passes<S: SimdDot, C: Codec8, const MANY: bool>(p: &Product<'_, Q8Group>) {
+    let planes = PlanePtrs::of(p.w);
+    for t in p.tiles.clone() {
+        // SAFETY: by the contract.
+        unsafe {
+            match (MANY, S::ROWS_Q8) {
+                (false, _) => pass::<S, C, 1>(p, &planes, t, 0),
+                (true, 8) => pass::<S, C, 8>(p, &planes, t, 0),
+                (true, 4) => pass::<S, C, 4>(p, &planes, t, 0),
+                (true, _) => unreachable!("no such pass"),
+            }
+        }
+    }
+}
+
 /// Rows `i..i+R` with tile `t`.
 ///
 /// # Safety
@@ -102,9 +116,15 @@ unsafe fn pass<S: SimdDot, C: Codec8, const R: usize>(
                     S::prefetch(planes.codes().wrapping_add(ahead + line));
                 }
             }
-            for s in 0..S::SUBS {
-                let at = At::new(t, g, p.w.cols, s * S::W);
-                group::<S, C, R>(planes, at, &x, g, s, &mut acc);
+            // Written out, here and over rows below: a loop that is not unrolled indexes the sums, which then live in memory.
+            let at = |s: usize| At::new(t, g, p.w.cols, s * S::W);
+            group::<S, C, R>(planes, at(0), &x, g, 0, &mut acc);
+            if S::SUBS > 1 {
+                group::<S, C, R>(planes, at(1), &x, g, 1, &mut acc);
+            }
+            if S::SUBS > 2 {
+                group::<S, C, R>(planes, at(2), &x, g, 2, &mut acc);
+                group::<S, C, R>(planes, at(3), &x, g, 3, &mut acc);
             }
         }
         let mut out = [[0f32; LANES]; R];
@@ -154,48 +174,56 @@ unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
             Mins::Half => mins = [C::min::<S>(planes, at, 0), C::min::<S>(planes, at, 1)],
         }
         let w = Group { codes, scale, half_scales, mins };
-        // In fours, because a longer loop is not unrolled, and then the sums live in memory.
-        rows::<S, C, R, 0>(&w, x, g, s, acc);
+        row::<S, C, R>(&w, x, g, s, acc, 0);
+        if R > 1 {
+            row::<S, C, R>(&w, x, g, s, acc, 1);
+        }
+        if R > 2 {
+            row::<S, C, R>(&w, x, g, s, acc, 2);
+            row::<S, C, R>(&w, x, g, s, acc, 3);
+        }
         if R > 4 {
-            rows::<S, C, R, 4>(&w, x, g, s, acc);
+            row::<S, C, R>(&w, x, g, s, acc, 4);
+            row::<S, C, R>(&w, x, g, s, acc, 5);
+            row::<S, C, R>(&w, x, g, s, acc, 6);
+            row::<S, C, R>(&w, x, g, s, acc, 7);
         }
     }
 }
 
-/// The unpacked group against up to four activation rows from `FROM` on.
+/// The unpacked group against activation row `n < R`.
 ///
 /// # Safety
 /// As [`group`].
 #[inline(always)]
-unsafe fn rows<S: SimdDot, C: Codec8, const R: usize, const FROM: usize>(
+unsafe fn row<S: SimdDot, C: Codec8, const R: usize>(
     w: &Group<S>,
     x: &[*const Q8Group; R],
     g: usize,
     s: usize,
     acc: &mut [[S::F; 4]; R],
+    n: usize,
 ) {
     // SAFETY: by the contract.
     unsafe {
-        for n in FROM..R.min(FROM + 4) {
-            let x = &*x[n].add(g);
-            let idot = if C::HALVES {
-                let low = S::mul_i(dot_half::<S, C>(&w.codes, 0, x), w.half_scales[0]);
-                let high = S::mul_i(dot_half::<S, C>(&w.codes, 1, x), w.half_scales[1]);
-                S::add_i(low, high)
-            } else {
-                dot_group::<S, C>(&w.codes, x)
-            };
-            let mut sum = S::fma(S::mul(w.scale, S::splat(x.d)), S::to_f(idot), acc[n][s]);
-            match C::MINS {
-                Mins::None => {}
-                Mins::Group => sum = S::fma(w.mins[0], S::splat(x.sum_d), sum),
-                Mins::Half => {
-                    sum = S::fma(w.mins[0], S::splat(x.half_d[0]), sum);
-                    sum = S::fma(w.mins[1], S::splat(x.half_d[1]), sum);
-                }
+        let x = &*x[n].add(g);
+        let idot = if C::HALVES {
+            let low = S::mul_i(dot_half::<S, C>(&w.codes, 0, x), w.half_scales[0]);
+            let high = S::mul_i(dot_half::<S, C>(&w.codes, 1, x), w.half_scales[1]);
+            S::add_i(low, high)
+        } else {
+            dot_group::<S, C>(&w.codes, x)
+        };
+        let mut sum = S::fma(S::mul(w.scale, S::splat(x.d)), S::to_f(idot), acc[n][s]);
+        match C::MINS {
+            Mins::None => {}
+            Mins::Group => sum = S::fma(w.mins[0], S::splat(x.sum_d), sum),
+            Mins::Half => {
+                sum = S::fma(w.mins[0], S::splat(x.half_d[0]), sum);
+                sum = S::fma(w.mins[1], S::splat(x.half_d[1]), sum);
             }
-            acc[n][s] = sum;
         }
+        acc[n][s] = sum;
     }
 }
 
