@@ -22,12 +22,14 @@ extern "C" __global__ void __launch_bounds__(256) quantize_rows(const __grid_con
 
 struct HalfParams {
   const f32* x;
-  u16* y;      // (heads, rows, pitch) f16, a group's columns in fragment order, zero past cols
+  u16* y;      // (heads, rows, terms, pitch) f16, a group's columns in fragment order, zero past cols
   f32* factor; // (heads, rows): what a product of y's row must be multiplied by
   u64 x_step, x_row;
   u32 cols, pitch;
+  u32 terms; // 2: what the first f16 leaves of a value follows as a second
+  u32 pad;
 };
-static_assert(sizeof(HalfParams) == 48, "launch/quantize.rs");
+static_assert(sizeof(HalfParams) == 56, "launch/quantize.rs");
 
 // A block a row; grid (rows, heads).
 extern "C" __global__ void __launch_bounds__(256) half_rows(const __grid_constant__ HalfParams p) {
@@ -43,10 +45,13 @@ extern "C" __global__ void __launch_bounds__(256) half_rows(const __grid_constan
 #pragma unroll
   for (int i = 0; i < 8; i++) amax = max(amax, warp_max[i]);
   const f32 scale = half_scale(amax);
-  __half* y = (__half*)p.y + row * p.pitch;
+  __half* y = (__half*)p.y + row * p.pitch * p.terms;
   for (u32 i = threadIdx.x; i < p.pitch; i += 256) {
     const u32 k = i / 32 * 32 + column_at(i % 32);
-    y[i] = __float2half_rn(k < p.cols ? x[k] * scale : 0.f);
+    const f32 v = k < p.cols ? x[k] * scale : 0.f;
+    const __half high = __float2half_rn(v);
+    y[i] = high;
+    if (p.terms == 2) y[p.pitch + i] = __float2half_rn(v - __half2float(high));
   }
   if (threadIdx.x == 0) p.factor[row] = half_factor(scale);
 }

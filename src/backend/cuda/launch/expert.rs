@@ -166,8 +166,9 @@ fn scratch_of(e: &Experts, rows: usize, tiles: usize) -> usize {
         return 0;
     }
     let slots = rows * e.n_picked;
-    let down = Halves::bytes(slots, e.down.cols as usize) + slots * tiles * TILE_ROWS * 4;
-    down.max(Halves::bytes(rows, e.gate.cols as usize)) + 512
+    let down = Halves::bytes(slots, e.down.cols as usize, Halves::terms(e.down.codec()))
+        + slots * tiles * TILE_ROWS * 4;
+    down.max(Halves::bytes(rows, e.gate.cols as usize, Halves::terms(e.gate.codec()))) + 512
 }
 
 #[repr(C)]
@@ -219,8 +220,19 @@ pub fn gate_up(gpu: &Gpu, e: &Experts, x: &Acts, s: &Step) -> Result<()> {
 
 fn gate_up_grouped(gpu: &Gpu, e: &Experts, x: &Acts, s: &Step) -> Result<()> {
     let (width, cols) = (e.gate.rows as usize, e.gate.cols as usize);
-    assert!(s.scratch_bytes >= Halves::bytes(s.rows, cols), "scratch is short");
-    let from = Source { x: x.f32, rows: s.rows, heads: 1, cols, step: 0, row: x.f32_stride };
+    assert!(
+        s.scratch_bytes >= Halves::bytes(s.rows, cols, Halves::terms(e.gate.codec())),
+        "scratch is short"
+    );
+    let from = Source {
+        x: x.f32,
+        rows: s.rows,
+        heads: 1,
+        cols,
+        step: 0,
+        row: x.f32_stride,
+        against: e.gate.codec(),
+    };
     let (halves, _) = quantize::halves(gpu, &from, s.scratch)?;
     let params = GroupedParams {
         a: e.gate,
@@ -299,7 +311,8 @@ unsafe impl Params for CombineParams {}
 /// Down for every slot, a slice of columns at a time as scratch allows, each added up over the picks.
 fn down_grouped(gpu: &Gpu, e: &Experts, s: &Step, x: Ptr) -> Result<()> {
     let (hidden, width, slots) = (e.down.rows as usize, e.down.cols as usize, s.rows * e.n_picked);
-    let from = Source { x: s.act, rows: slots, heads: 1, cols: width, step: 0, row: width };
+    let from =
+        Source { x: s.act, rows: slots, heads: 1, cols: width, step: 0, row: width, against: e.down.codec() };
     let (halves, y) = quantize::halves(gpu, &from, s.scratch)?;
     let room = s.scratch_bytes.saturating_sub((y.0 - s.scratch.0) as usize);
     let slice = room / (slots * TILE_ROWS * 4) / 8 * 8;

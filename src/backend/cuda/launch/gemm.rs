@@ -73,8 +73,19 @@ unsafe impl Params for GemmParams {}
 pub(super) fn product(gpu: &Gpu, p: &Product) -> Result<()> {
     let cols = p.w.cols as usize;
     let heads = if p.x_step == 0 { 1 } else { p.heads };
-    assert!(p.scratch_bytes >= Halves::bytes(p.rows * heads, cols), "scratch is short");
-    let from = Source { x: p.x.f32, rows: p.rows, heads, cols, step: p.x_step, row: p.x.f32_stride };
+    assert!(
+        p.scratch_bytes >= Halves::bytes(p.rows * heads, cols, Halves::terms(p.w.codec())),
+        "scratch is short"
+    );
+    let from = Source {
+        x: p.x.f32,
+        rows: p.rows,
+        heads,
+        cols,
+        step: p.x_step,
+        row: p.x.f32_stride,
+        against: p.w.codec(),
+    };
     let (x, _) = quantize::halves(gpu, &from, p.scratch)?;
     let shared = if heads == 1 { 0 } else { p.rows };
     let params = GemmParams {
@@ -140,8 +151,19 @@ pub(super) fn down(gpu: &Gpu, p: &GroupedParams, block: BlockRows, n_blocks: usi
 /// A dense SwiGLU's first half, f32 results.
 pub(super) fn swiglu(gpu: &Gpu, s: &Swiglu) -> Result<()> {
     let (width, cols) = (s.gate.rows as usize, s.gate.cols as usize);
-    assert!(s.scratch_bytes >= Halves::bytes(s.rows, cols), "scratch is short");
-    let from = Source { x: s.x.f32, rows: s.rows, heads: 1, cols, step: 0, row: s.x.f32_stride };
+    assert!(
+        s.scratch_bytes >= Halves::bytes(s.rows, cols, Halves::terms(s.gate.codec())),
+        "scratch is short"
+    );
+    let from = Source {
+        x: s.x.f32,
+        rows: s.rows,
+        heads: 1,
+        cols,
+        step: 0,
+        row: s.x.f32_stride,
+        against: s.gate.codec(),
+    };
     let (x, _) = quantize::halves(gpu, &from, s.scratch)?;
     let params = GroupedParams {
         a: s.gate,

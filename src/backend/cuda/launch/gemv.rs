@@ -65,9 +65,9 @@ pub struct Product {
     pub scratch_bytes: usize,
 }
 
-/// Working memory of a product of `rows` rows, `cols` wide, whose activations differ for `heads` heads (1 if shared).
+/// Working memory of a product of `rows` rows, `cols` wide, of any codec, whose activations differ for `heads` heads (1 if shared).
 pub fn scratch_bytes(rows: usize, cols: usize, heads: usize) -> usize {
-    if rows <= ROWS_MAX { 0 } else { quantize::Halves::bytes(rows * heads, cols) + 256 }
+    if rows <= ROWS_MAX { 0 } else { quantize::Halves::bytes(rows * heads, cols, 2) + 256 }
 }
 
 #[repr(C)]

@@ -2,6 +2,7 @@
 
 use crate::backend::cuda::params::Params;
 use crate::backend::cuda::{Gpu, Grid, Ptr, Unit};
+use crate::format::Codec;
 use crate::format::layout::GROUP;
 use crate::units::Result;
 
@@ -40,7 +41,7 @@ pub fn rows(gpu: &Gpu, x: Ptr, x_stride: usize, rows: usize, cols: usize, q: Ptr
 /// Rows of f16 for the tensor cores, each with the factor that undoes its scaling.
 #[derive(Debug, Clone, Copy)]
 pub struct Halves {
-    /// `(heads, rows, pitch)` f16
+    /// `(heads, rows, pitch)` f16: a row is its one or two terms.
     pub x: Ptr,
     /// `(heads, rows)` f32
     pub factor: Ptr,
@@ -49,16 +50,21 @@ pub struct Halves {
 }
 
 impl Halves {
+    /// Terms that stand for an activation against this codec: dense weights are worth two (22 bits).
+    pub fn terms(codec: Codec) -> usize {
+        1 + usize::from(codec.is_dense())
+    }
+
     /// Bytes of `n` rows of `cols`.
-    pub fn bytes(n: usize, cols: usize) -> usize {
-        n * cols.next_multiple_of(GROUP) * 2 + (n * 4).next_multiple_of(256)
+    pub fn bytes(n: usize, cols: usize, terms: usize) -> usize {
+        n * terms * cols.next_multiple_of(GROUP) * 2 + (n * 4).next_multiple_of(256)
     }
 
     /// Lays out `n` rows in scratch memory; returns also where the rest of it starts.
-    pub fn at(scratch: Ptr, n: usize, cols: usize) -> (Halves, Ptr) {
-        let pitch = cols.next_multiple_of(GROUP);
+    pub fn at(scratch: Ptr, n: usize, cols: usize, terms: usize) -> (Halves, Ptr) {
+        let pitch = terms * cols.next_multiple_of(GROUP);
         let x = scratch.at((n * 4).next_multiple_of(256) as u64);
-        let end = scratch.at(Halves::bytes(n, cols).next_multiple_of(256) as u64);
+        let end = scratch.at(Halves::bytes(n, cols, terms).next_multiple_of(256) as u64);
         (Halves { x, factor: scratch, pitch }, end)
     }
 }
@@ -73,8 +79,10 @@ struct HalfParams {
     x_row: u64,
     cols: u32,
     pitch: u32,
+    terms: u32,
+    pad: u32,
 }
-const _: () = assert!(size_of::<HalfParams>() == 48);
+const _: () = assert!(size_of::<HalfParams>() == 56);
 // SAFETY: repr(C) without hidden padding; HalfParams of kernels/quantize.cu.
 unsafe impl Params for HalfParams {}
 
@@ -93,11 +101,14 @@ pub struct Source {
     pub step: usize,
     /// Elements from row to row.
     pub row: usize,
+    /// What they will meet.
+    pub against: Codec,
 }
 
 /// Converts rows to f16 in `scratch`, which holds [`Halves::bytes`] of `heads * rows` rows.
 pub fn halves(gpu: &Gpu, from: &Source, scratch: Ptr) -> Result<(Halves, Ptr)> {
-    let (to, end) = Halves::at(scratch, from.rows * from.heads, from.cols);
+    let terms = Halves::terms(from.against);
+    let (to, end) = Halves::at(scratch, from.rows * from.heads, from.cols, terms);
     let params = HalfParams {
         x: from.x,
         y: to.x,
@@ -105,7 +116,9 @@ pub fn halves(gpu: &Gpu, from: &Source, scratch: Ptr) -> Result<(Halves, Ptr)> {
         x_step: from.step as u64,
         x_row: from.row as u64,
         cols: from.cols as u32,
-        pitch: to.pitch as u32,
+        pitch: (to.pitch / terms) as u32,
+        terms: terms as u32,
+        pad: 0,
     };
     let grid = Grid { blocks: [from.rows as u32, from.heads as u32, 1], threads: 256, shared_bytes: 0 };
     gpu.launch(UNIT, "half_rows", grid, &params)?;
