@@ -3,19 +3,17 @@
 //
 // A row's keys are cut at absolute positions into segments of whole pages whose length depends on the row's position
 // alone. A block takes one (row, up to NQ query heads of one key head, segment), goes through the pages that the mask
-// shows with a running softmax (Milakov & Gimelshein, arXiv:1805.02867), and writes a part; the last block of a row to
-// finish merges the parts in order. So a row's result does not depend on the batch, the grid, or which block came last.
+// shows with a running softmax (Milakov & Gimelshein, arXiv:1805.02867), and writes a part, which merge.cu adds up in order.
 //
 // Bytes: each seen cached row once a block, i.e. ceil(group / NQ) times from L2 and once from memory. Operations: d + dv
 // fused multiply-adds a (query head, key), about 1.6 lane operations each with what surrounds them.
 //
 // Variants: ATTEND, cached bits and value columns a thread: 161 162 164 321 322 324. Kernels: attend_qN, N query heads a
 // block.
-#include "attend.cuh"
+#include "decode.cuh"
 #include <cuda_fp16.h>
 
 #define THREADS 128
-#define SEGMENTS_MAX 64
 #define COLUMNS (ATTEND % 10)
 
 #if ATTEND / 10 == 16
@@ -30,25 +28,6 @@ typedef f32 Element;
 #endif
 // Elements of a 16-byte load.
 #define PER16 (16 / sizeof(Element))
-
-struct AttendParams {
-  RowMap rows;
-  u64 layer_offset;  // bytes of a page before this layer's part
-  const f32* q;      // (rows, heads, d)
-  f32* out;          // (rows, heads, dv)
-  const f32* sinks;  // (heads) or null
-  f32* parts;        // (rows, heads, SEGMENTS_MAX, dv)
-  f32* part_sums;    // (rows, heads, SEGMENTS_MAX, 2): maximum, sum
-  u32* done;         // (rows, blocks of heads): segments finished; zero before and after
-  MaskParams mask;
-  f32 scale;
-  u32 heads, kv_heads;
-  u32 d, dv;
-  u32 latent;    // 1: values are the first dv elements of the keys
-  u32 segments;  // most segments of a row; 0: one block goes through all pages
-  u32 pages_min; // fewest pages of a segment
-};
-static_assert(sizeof(AttendParams) == 128, "mirrored in launch/attend.rs");
 
 // Bytes from one row of a tile to the next: whole 64-byte chunks, an odd number of them, so that the two rows that a
 // quarter of a warp reads at once lie in different banks.
@@ -218,58 +197,19 @@ __device__ inline void weigh(const unsigned char* values, u32 stride, u32 slots,
   }
 }
 
-// What the accumulated values are multiplied by; a sink is one more logit that has no value.
-__device__ inline f32 divisor(f32 top, f32 sum, const f32* sinks, u32 head) {
-  if (sinks == nullptr) return 1 / sum;
-  f32 sink = sinks[head], m = fmaxf(top, sink), c = expf(top - m);
-  return c / (sum * c + expf(sink - m));
-}
-
-// Merges a row's parts in order and writes its results. `weights` is (NQ, SEGMENTS_MAX).
-template <int NQ, int C>
-__device__ inline void merge(const AttendParams& p, u32 row, u32 head, u32 n_heads, u32 segments, f32* weights, f32* by) {
-  u64 at = (u64)row * p.heads + head;
-  if (threadIdx.x < n_heads) {
-    const float2* sums = (const float2*)p.part_sums + (at + threadIdx.x) * SEGMENTS_MAX;
-    f32* w = weights + threadIdx.x * SEGMENTS_MAX;
-    f32 top = NONE_SEEN, sum = 0;
-    for (u32 s = 0; s < segments; s++) top = fmaxf(top, __ldcg(sums + s).x);
-    for (u32 s = 0; s < segments; s++) {
-      float2 part = __ldcg(sums + s);
-      w[s] = part.x == NONE_SEEN ? 0 : expf(part.x - top);
-      sum += part.y * w[s];
-    }
-    by[threadIdx.x] = divisor(top, sum, p.sinks, head + threadIdx.x);
-  }
-  __syncthreads();
-  for (u32 i = threadIdx.x; i < n_heads * p.dv; i += THREADS) {
-    u32 n = i / p.dv, column = i % p.dv;
-    const f32* part = p.parts + (at + n) * SEGMENTS_MAX * p.dv + column;
-    f32 sum = 0;
-#pragma unroll 4
-    for (u32 s = 0; s < segments; s++) sum = fmaf(weights[n * SEGMENTS_MAX + s], __ldcg(part + (u64)s * p.dv), sum);
-    p.out[(at + n) * p.dv + column] = sum * by[n];
-  }
-}
-
 // Shared memory: queries (NQ, q_width) f32, keys, values; sized by the launch wrapper.
 extern __shared__ __align__(16) unsigned char room[];
 
 template <int NQ, int C>
 __device__ inline void attend(const AttendParams& p) {
   __shared__ __align__(16) f32 scores[NQ * PAGE_TOKENS];
-  __shared__ f32 top[NQ], sum[NQ], factor[NQ], weights[NQ * SEGMENTS_MAX];
-  __shared__ u32 before;
+  __shared__ f32 top[NQ], sum[NQ], factor[NQ];
   u32 group = p.heads / p.kv_heads, blocks_each = (group + NQ - 1) / NQ;
   u32 row = blockIdx.z, kv_head = blockIdx.y / blocks_each, first = blockIdx.y % blocks_each * NQ;
   u32 head = kv_head * group + first, n_heads = min((u32)NQ, group - first);
-  u32 i = p.rows.position[row], pages = pages_to(p.mask, i);
-  u32 each = pages, segments = 1;
-  if (p.segments > 0) {
-    each = max(p.pages_min, 1u);
-    while ((pages + each - 1) / each > p.segments) each *= 2;
-    segments = (pages + each - 1) / each;
-  }
+  const u32 i = p.rows.position[row];
+  const Cut cut(p, i);
+  const u32 pages = cut.pages, each = cut.each, segments = cut.segments;
   if (blockIdx.x >= segments) return;
 
   u32 chunks = (p.d * (u32)sizeof(Element) + 63) / 64, q_width = chunks * 4 * PER16;
@@ -284,8 +224,7 @@ __device__ inline void attend(const AttendParams& p) {
   }
   const u64* table = p.rows.pages + p.rows.table[row];
 
-  u32 mine = 0;
-  for (u32 s = blockIdx.x; s < segments; s += gridDim.x, mine++) {
+  for (u32 s = blockIdx.x; s < segments; s += gridDim.x) {
     f32 acc[NQ][C];
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
@@ -319,9 +258,8 @@ __device__ inline void attend(const AttendParams& p) {
 #pragma unroll
       for (int n = 0; n < NQ; n++) {
         if (n >= n_heads) continue;
-        u64 at = (u64)row * p.heads + head + n;
         f32 by = segments == 1 ? divisor(top[n], sum[n], p.sinks, head + n) : 1;
-        f32* to = segments == 1 ? p.out + at * p.dv : p.parts + (at * SEGMENTS_MAX + s) * p.dv;
+        f32* to = segments == 1 ? (f32*)room + n * p.dv : p.parts + part_at(p, row, head + n, s) * p.dv;
 #pragma unroll
         for (int c = 0; c < C; c++) {
           if (threadIdx.x * C + c < p.dv) to[threadIdx.x * C + c] = acc[n][c] * by;
@@ -329,22 +267,14 @@ __device__ inline void attend(const AttendParams& p) {
       }
     }
     if (segments > 1 && threadIdx.x < n_heads) {
-      u64 at = ((u64)row * p.heads + head + threadIdx.x) * SEGMENTS_MAX + s;
-      ((float2*)p.part_sums)[at] = make_float2(top[threadIdx.x], sum[threadIdx.x]);
+      ((float2*)p.part_sums)[part_at(p, row, head + threadIdx.x, s)] = make_float2(top[threadIdx.x], sum[threadIdx.x]);
     }
     __syncthreads();
   }
-  if (segments == 1) return;
-  // Whoever finishes a row's last segment merges: the order of the merge is fixed, whoever does it.
-  __threadfence();
-  __syncthreads();
-  u32* done = p.done + (u64)row * gridDim.y + blockIdx.y;
-  if (threadIdx.x == 0) before = atomicAdd(done, mine);
-  __syncthreads();
-  if (before + mine != segments) return;
-  if (threadIdx.x == 0) *done = 0;
-  __threadfence();
-  merge<NQ, C>(p, row, head, n_heads, segments, weights, factor);
+  if (segments == 1) { // results lie where the queries and the tile were
+    u64 at = ((u64)row * p.heads + head) * p.dv;
+    for (u32 i = threadIdx.x; i < n_heads * p.dv; i += THREADS) put(p, at + i, ((f32*)room)[i]);
+  }
 }
 
 // The number of blocks to an SM gives the compiler its registers: left to itself it spills a few bytes to gain a block.

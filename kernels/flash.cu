@@ -11,7 +11,7 @@
 //
 // Variants: HEAD, the widths that a block has room for: 64 (64, 64), 128 (128, 128), 192 (192, 128), 256 (256, 256).
 #include "attend.cuh"
-#include <cuda_fp16.h>
+#include "mma.cuh"
 
 #define THREADS 128
 #define ROWS 64
@@ -40,39 +40,6 @@ struct FlashParams {
   u32 made_tokens, first_head, q_stride, pad;
 };
 static_assert(sizeof(FlashParams) == 136, "mirrored in launch/flash.rs");
-
-__device__ __forceinline__ u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// Copies 16 bytes, or zeroes them.
-__device__ __forceinline__ void copy16(__half* to, const __half* from, bool real) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_at(to)), "l"(from), "r"(real ? 16 : 0)
-               : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-__device__ __forceinline__ void load4(u32 (&r)[4], const __half* at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_at(at)));
-}
-__device__ __forceinline__ void load4_turned(u32 (&r)[4], const __half* at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_at(at)));
-}
-__device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ u32 pair(f32 a, f32 b) {
-  __half2 h = __floats2half2_rn(a, b);
-  return *(u32*)&h;
-}
 
 // The rows of a block and the pages that they see.
 struct Span {

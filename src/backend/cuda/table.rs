@@ -20,7 +20,10 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("gemv.cuh", include_str!("../../../kernels/gemv.cuh")),
     ("swiglu.cuh", include_str!("../../../kernels/swiglu.cuh")),
     ("gemm.cuh", include_str!("../../../kernels/gemm.cuh")),
+    ("router.cuh", include_str!("../../../kernels/router.cuh")),
     ("attend.cuh", include_str!("../../../kernels/attend.cuh")),
+    ("decode.cuh", include_str!("../../../kernels/decode.cuh")),
+    ("mma.cuh", include_str!("../../../kernels/mma.cuh")),
 ];
 
 /// All files.
@@ -42,6 +45,8 @@ pub const FILES: &[KernelFile] = &[
         source: include_str!("../../../kernels/attend.cu"),
         variants: &["ATTEND=161", "ATTEND=162", "ATTEND=164", "ATTEND=321", "ATTEND=322", "ATTEND=324"],
     },
+    KernelFile { name: "latent", source: include_str!("../../../kernels/latent.cu"), variants: &[""] },
+    KernelFile { name: "merge", source: include_str!("../../../kernels/merge.cu"), variants: &[""] },
     KernelFile {
         name: "flash",
         source: include_str!("../../../kernels/flash.cu"),
@@ -49,6 +54,11 @@ pub const FILES: &[KernelFile] = &[
     },
     KernelFile { name: "mla", source: include_str!("../../../kernels/mla.cu"), variants: &[""] },
     KernelFile { name: "router", source: include_str!("../../../kernels/router.cu"), variants: &[""] },
+    KernelFile {
+        name: "router_few",
+        source: include_str!("../../../kernels/router_few.cu"),
+        variants: &["CODEC=CODEC_F32", "CODEC=CODEC_F16", "CODEC=CODEC_BF16"],
+    },
     KernelFile { name: "silu", source: include_str!("../../../kernels/silu.cu"), variants: &[""] },
     KernelFile { name: "sample", source: include_str!("../../../kernels/sample.cu"), variants: &[""] },
 ];

@@ -1,5 +1,6 @@
-//! Attention over pages, `kernels/attend.cu`: rows that each stand for themselves (decode), and with [`Attend::whole`] any
-//! rows at all. Grouped-query attention and absorbed latent attention are the same kernel.
+//! Attention over pages of rows that each stand for themselves: decode, and without [`Attend::parts`] any rows at all.
+//! `kernels/latent.cu` has tensor cores and the widths of published latent models, `kernels/attend.cu` does the rest;
+//! `kernels/merge.cu` adds up the parts of split rows.
 
 use crate::backend::KvType;
 use crate::backend::cuda::params::{MaskParams, Params, RowMap};
@@ -8,7 +9,7 @@ use crate::units::{Error, Result};
 
 /// Threads of a block, as in the kernel.
 const THREADS: u32 = 128;
-/// Most segments of a row, as in the kernel.
+/// Most segments of a row, as in the kernels.
 const SEGMENTS_MAX: usize = 64;
 /// Most shared memory of a block, static and dynamic: what every target of ours has.
 pub const SHARED_BYTES_MAX: u32 = 101_376;
@@ -62,9 +63,9 @@ impl Heads {
     }
 
     /// Shared memory of a block of `n` query heads: queries, a page of keys and one of values, and what is declared in the
-    /// kernel: scores, sums, weights.
+    /// kernel: scores and sums.
     fn shared_bytes(&self, n: u32, kv: KvType) -> u32 {
-        n * (PAGE * 4 + 12 + SEGMENTS_MAX as u32 * 4) + 16 + self.dynamic_bytes(n, kv)
+        n * (PAGE * 4 + 12) + 16 + self.dynamic_bytes(n, kv)
     }
 
     fn dynamic_bytes(&self, n: u32, kv: KvType) -> u32 {
@@ -89,21 +90,16 @@ impl Heads {
 /// Device memory for the parts of split rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Parts {
-    /// [`Parts::bytes`] of it; the counters at its start are zero before the first launch and after each.
+    /// [`Parts::bytes`] of it.
     pub at: Ptr,
     /// Rows that it has room for.
     pub rows: usize,
 }
 
 impl Parts {
-    /// Bytes of the counters for `rows` rows: one a (row, block of heads).
-    pub fn counter_bytes(h: &Heads, rows: usize) -> usize {
-        (rows * h.heads * 4).next_multiple_of(256)
-    }
-
     /// Bytes that `rows` rows need.
     pub fn bytes(h: &Heads, rows: usize) -> usize {
-        Parts::counter_bytes(h, rows) + rows * h.heads * SEGMENTS_MAX * (2 + h.dv) * 4
+        rows * h.heads * SEGMENTS_MAX * (2 + h.dv) * 4
     }
 }
 
@@ -124,9 +120,12 @@ pub struct Attend {
     pub sinks: Ptr,
     /// `(n, heads, dv)` f32.
     pub out: Ptr,
+    /// The quantized form of the same, or null; then `dv` is in whole groups.
+    pub out_q: Ptr,
     /// Room for the parts of rows that are split; without, a block goes through all pages of its row.
     pub parts: Option<Parts>,
-    /// Block table entries of the longest row, or more: how many blocks are worth starting. No result depends on it.
+    /// Block table entries of the longest row, or more: how many blocks are worth starting, and whether any row may be
+    /// split. No result depends on it.
     pub entries: usize,
 }
 
@@ -137,10 +136,10 @@ struct AttendParams {
     layer_offset: u64,
     q: Ptr,
     out: Ptr,
+    out_q: Ptr,
     sinks: Ptr,
     parts: Ptr,
     part_sums: Ptr,
-    done: Ptr,
     mask: MaskParams,
     scale: f32,
     heads: u32,
@@ -152,11 +151,24 @@ struct AttendParams {
     pages_min: u32,
 }
 const _: () = assert!(size_of::<AttendParams>() == 128);
-// SAFETY: repr(C) without padding; AttendParams of kernels/attend.cu.
+// SAFETY: repr(C) without padding; AttendParams of kernels/decode.cuh.
 unsafe impl Params for AttendParams {}
+
+/// Adds up parts.
+pub const MERGE: Unit = Unit::of("merge");
+/// Tensor cores for latents of 512 and rope keys of 64, f16.
+const LATENT: Unit = Unit::of("latent");
+/// Query heads of a block of it, its threads, and its shared memory (`Room`).
+const LATENT_HEADS: usize = 16;
+const LATENT_THREADS: u32 = 256;
+const LATENT_SHARED_BYTES: u32 =
+    2 * PAGE * (576 + 8) * 2 + 4 * 16 * PAGE * 4 + 16 * (PAGE + 8) * 2 + 3 * 16 * 4;
 
 /// The module that has a kernel for these widths.
 pub fn unit(heads: &Heads, kv: KvType) -> Unit {
+    if heads.latent && (heads.d, heads.dv, kv) == (576, 512, KvType::F16) {
+        return LATENT;
+    }
     let columns = heads.dv.div_ceil(THREADS as usize).next_power_of_two();
     let variant = match (kv, columns) {
         (KvType::F16, 1) => "ATTEND=161",
@@ -170,29 +182,33 @@ pub fn unit(heads: &Heads, kv: KvType) -> Unit {
     Unit { file: "attend", variant }
 }
 
-/// Attends from `n` rows.
-pub fn attend(gpu: &Gpu, a: &Attend) -> Result<()> {
-    let (h, kv) = (&a.heads, a.seen.kv);
-    h.check(kv)?;
-    let each = h.per_block(a.n, kv);
-    let blocks_of_heads = h.kv_heads as u32 * (h.group() as u32).div_ceil(each);
-    let (mut done, mut sums, mut parts) = (Ptr::NULL, Ptr::NULL, Ptr::NULL);
+/// Fewest pages of a segment: what a block goes through in the time that a merge takes.
+fn pages_min(h: &Heads, unit: Unit) -> usize {
+    match (unit == LATENT, h.latent) {
+        (true, _) => 4,
+        // Wide pages and no tensor cores: one is work enough.
+        (false, true) => 1,
+        (false, false) => 2,
+    }
+}
+
+fn params(a: &Attend, unit: Unit) -> AttendParams {
+    let h = &a.heads;
+    let (mut sums, mut parts) = (Ptr::NULL, Ptr::NULL);
     if let Some(p) = a.parts {
         assert!(a.n <= p.rows, "{} rows in room for {}", a.n, p.rows);
-        done = p.at;
-        sums = p.at.at(Parts::counter_bytes(h, p.rows) as u64);
+        sums = p.at;
         parts = sums.f32s(p.rows * h.heads * SEGMENTS_MAX * 2);
     }
-    let split = a.parts.is_some();
-    let params = AttendParams {
+    AttendParams {
         rows: a.seen.rows,
         layer_offset: a.seen.layer_offset,
         q: a.q,
         out: a.out,
+        out_q: a.out_q,
         sinks: a.sinks,
         parts,
         part_sums: sums,
-        done,
         mask: a.seen.mask,
         scale: a.scale,
         heads: h.heads as u32,
@@ -200,18 +216,38 @@ pub fn attend(gpu: &Gpu, a: &Attend) -> Result<()> {
         d: h.d as u32,
         dv: h.dv as u32,
         latent: h.latent.into(),
-        segments: if split { SEGMENTS_MAX as u32 } else { 0 },
-        // Latent pages are wide and all heads share them: one is work enough for a block.
-        pages_min: if h.latent { 1 } else { 2 },
-    };
-    let segments =
-        if split { a.entries.div_ceil(params.pages_min as usize).clamp(1, SEGMENTS_MAX) } else { 1 };
-    // The driver gives 48 KiB, static memory included, without asking; a launch that asks for more sets the limit itself.
-    let (all, mut shared_bytes) = (h.shared_bytes(each, kv), h.dynamic_bytes(each, kv));
-    if all > SHARED_BYTES_FREE && shared_bytes <= SHARED_BYTES_FREE {
-        shared_bytes = SHARED_BYTES_FREE + 16;
+        segments: if a.parts.is_some() { SEGMENTS_MAX as u32 } else { 0 },
+        pages_min: pages_min(h, unit) as u32,
     }
-    let grid =
-        Grid { blocks: [segments as u32, blocks_of_heads, a.n as u32], threads: THREADS, shared_bytes };
-    gpu.launch(unit(h, kv), &format!("attend_q{each}"), grid, &params)
+}
+
+/// Attends from `n` rows.
+pub fn attend(gpu: &Gpu, a: &Attend) -> Result<()> {
+    let (h, kv) = (&a.heads, a.seen.kv);
+    let unit = unit(h, kv);
+    assert!(a.out_q.is_null() || h.dv.is_multiple_of(crate::format::layout::GROUP));
+    let params = params(a, unit);
+    let each = pages_min(h, unit);
+    let segments = if a.parts.is_some() { a.entries.div_ceil(each).clamp(1, SEGMENTS_MAX) } else { 1 };
+    if unit == LATENT {
+        let blocks = [segments as u32, h.heads.div_ceil(LATENT_HEADS) as u32, a.n as u32];
+        let grid = Grid { blocks, threads: LATENT_THREADS, shared_bytes: LATENT_SHARED_BYTES };
+        gpu.launch(unit, "latent_decode", grid, &params)?;
+    } else {
+        h.check(kv)?;
+        let n = h.per_block(a.n, kv);
+        let blocks_of_heads = h.kv_heads as u32 * (h.group() as u32).div_ceil(n);
+        // The driver gives 48 KiB, static memory included, without asking; above, the launch asks for what it needs.
+        let (all, mut shared_bytes) = (h.shared_bytes(n, kv), h.dynamic_bytes(n, kv));
+        if all > SHARED_BYTES_FREE && shared_bytes <= SHARED_BYTES_FREE {
+            shared_bytes = SHARED_BYTES_FREE + 16;
+        }
+        let blocks = [segments as u32, blocks_of_heads, a.n as u32];
+        gpu.launch(unit, &format!("attend_q{n}"), Grid { blocks, threads: THREADS, shared_bytes }, &params)?;
+    }
+    if segments == 1 {
+        return Ok(());
+    }
+    let blocks = [(h.dv as u32).div_ceil(THREADS), h.heads as u32, a.n as u32];
+    gpu.launch(MERGE, "merge_parts", Grid { blocks, threads: THREADS, shared_bytes: 0 }, &params)
 }

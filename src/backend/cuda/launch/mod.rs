@@ -16,6 +16,8 @@ pub mod router;
 pub mod top;
 
 #[cfg(test)]
+mod attention_speed;
+#[cfg(test)]
 mod attention_tests;
 #[cfg(test)]
 mod row_tests;

@@ -59,10 +59,10 @@ pub fn rms(gpu: &Gpu, a: &Norm) -> Result<()> {
         n: a.n as u32,
         eps: a.eps,
     };
-    gpu.launch(
-        UNIT,
-        "rms_norm",
-        Grid { blocks: [a.rows as u32, 1, 1], threads: 1024, shared_bytes: 0 },
-        &params,
-    )
+    let name = match a.n {
+        ..=2048 => "rms_norm_2",
+        ..=8192 => "rms_norm_8",
+        _ => "rms_norm",
+    };
+    gpu.launch(UNIT, name, Grid { blocks: [a.rows as u32, 1, 1], threads: 1024, shared_bytes: 0 }, &params)
 }

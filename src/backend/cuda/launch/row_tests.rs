@@ -2,14 +2,15 @@
 
 use super::attention_tests::{Cached, random};
 use super::rope::{GqaAppend, MlaAppend, Turns, angles, gqa_append, mla_append};
-use super::router::{Router, pick};
+use super::router::{Router, RouterFew, few, few_bytes, pick};
 use super::top::{Found, Top, largest, scratch_bytes};
 use super::{act, norm, quantize};
 use crate::backend::KvType;
 use crate::backend::cpu::{Isa, Ops};
-use crate::backend::cuda::params::PickParams;
+use crate::backend::cuda::params::{MatrixParams, PickParams};
 use crate::backend::cuda::testing::gpu;
 use crate::backend::cuda::{Gpu, Ptr};
+use crate::format::{Codec, bf16, f16, layout};
 use crate::model::hyper::{RopeHyper, RopeScaling};
 use crate::model::{Gating, Mask, MoeHyper, Pick, QkNorm, Rope, RopePairs, route};
 
@@ -26,7 +27,7 @@ fn error(got: &[f32], want: &[f32]) -> f32 {
 fn norms_are_the_cpus() {
     let Some(gpu) = gpu() else { return };
     let ops = Ops::new(Isa::Scalar);
-    for n in [1, 31, 32, 576, 2048, 7168] {
+    for n in [1, 31, 32, 576, 2048, 2080, 7168, 8224] {
         let (rows, eps) = (5, 1e-6);
         let (x, weight, index) = (random(rows * n, 1), random(n, 2), [3u32, 0, 4]);
         let (bx, bw, bi) = (gpu.upload(&x), gpu.upload(&weight), gpu.upload(&index));
@@ -413,6 +414,78 @@ fn check_router(gpu: &Gpu, m: &MoeHyper, logits: &[f32], bias: Option<&[f32]>, n
             let mut turned = recorded.clone();
             turned.chunks_mut(stride).for_each(|r| r[m.n_picked..2 * m.n_picked].reverse());
             given = Some(turned);
+        }
+    }
+}
+
+#[test]
+fn the_router_of_few_rows_multiplies_and_picks() {
+    let Some(gpu) = gpu() else { return };
+    for (n_experts, cols, n_groups, n_picked) in [(64, 2048, 1, 6), (20, 200, 1, 3), (256, 129, 8, 8)] {
+        for codec in [Codec::F32, Codec::F16, Codec::BF16] {
+            let m = MoeHyper {
+                n_experts,
+                n_picked,
+                expert_width: 1,
+                shared_width: 0,
+                gating: Gating::Sigmoid,
+                n_groups,
+                n_groups_picked: n_groups.div_ceil(2),
+                normalize: true,
+                scale: 2.5,
+                dense: vec![],
+            };
+            for rows in [1, 3, 8] {
+                check_few(&gpu, &m, codec, cols, rows);
+            }
+        }
+    }
+}
+
+fn check_few(gpu: &Gpu, m: &MoeHyper, codec: Codec, cols: usize, rows: usize) {
+    let planes = layout::planes(codec, m.n_experts, cols).unwrap();
+    // Every product and sum is exact: codes of few bits, so that ties stay ties and no order of sums matters.
+    let code = |v: &f32| (v * 8.0).round() / 8.0;
+    let weights: Vec<f32> = random(m.n_experts * cols, 80).iter().map(|v| code(v) / 8.0).collect();
+    let x: Vec<f32> = random(rows * cols, 81).iter().map(code).collect();
+    let mut bytes = vec![0u8; planes.total_bytes];
+    for (i, w) in weights.iter().enumerate() {
+        let (row, k) = (i / cols, i % cols);
+        let at = ((row / 16) * cols + k) * 16 + row % 16;
+        match codec {
+            Codec::F32 => bytes[4 * at..4 * at + 4].copy_from_slice(&w.to_le_bytes()),
+            Codec::F16 => bytes[2 * at..2 * at + 2].copy_from_slice(&f16::from_f32(*w).to_le_bytes()),
+            _ => bytes[2 * at..2 * at + 2].copy_from_slice(&bf16::from_f32(*w).to_le_bytes()),
+        }
+    }
+    let (bw, bx) = (gpu.upload(&bytes), gpu.upload(&x));
+    let picks = gpu.room(rows * m.n_picked * 8);
+    let scratch = gpu.room(few_bytes(m.n_experts, cols, rows));
+    let none = Ptr::NULL;
+    let pick = Router {
+        logits: none,
+        rows,
+        bias: none,
+        given: none,
+        record: none,
+        route: (0, 0),
+        picks: picks.ptr(),
+    };
+    let w = MatrixParams::new(codec, m.n_experts, cols, &planes, bw.ptr());
+    let job = RouterFew { w, x: bx.ptr(), x_row: cols, scratch: scratch.ptr(), pick };
+    for _ in 0..2 {
+        few(gpu, m, &job).unwrap(); // the second launch finds the counter at zero again
+    }
+    let got = gpu.download::<PickParams>(picks.ptr(), rows * m.n_picked);
+    for row in 0..rows {
+        let x = &x[row * cols..][..cols];
+        let dot = |w: &[f32]| w.iter().zip(x).map(|(a, b)| a * b).sum::<f32>();
+        let mut logits: Vec<f32> = weights.chunks(cols).map(dot).collect();
+        let (mut scratch, mut want) = (vec![0.0; m.n_experts], vec![Pick::default(); m.n_picked]);
+        route(m, None, &mut logits, &mut scratch, None, &mut want);
+        for (got, want) in got[row * m.n_picked..].iter().zip(&want) {
+            assert_eq!(got.expert, want.expert, "{codec:?} {m:?} row {row}");
+            assert!((got.weight - want.weight).abs() <= 2e-6 * want.weight.abs());
         }
     }
 }
