@@ -4,7 +4,6 @@ use super::driver::Device;
 use super::graph::Graph;
 use super::halves::runs_together;
 use super::latent::can_make;
-use super::launch::attend::Parts;
 use super::memory::{Arena, Pinned, Ptr};
 use super::model::{DevFfn, DevModel, Walk};
 use super::module::Gpu;
@@ -182,8 +181,9 @@ impl CudaBackend {
         let mut walk = Walk::with(&stored, &places, vectors);
         let dev = walk.model(&model, experts.layers())?;
         gpu.device.copy_in(vectors, &walk.vectors)?;
-        let counters = Parts::counter_bytes(&super::scratch::heads(&h), super::scratch::SPLIT_ROWS);
-        gpu.device.zero(scratch.parts, counters)?;
+        if !scratch.router_few.is_null() {
+            gpu.device.zero(scratch.router_few, 4)?;
+        }
         gpu.device.synchronize()?;
         gpu.prepare(&units::of(&dev, &h, options.kv_type(), options.rows_max, options.exact))?;
         let picks = h.moe.as_ref().map_or(0, |m| options.rows_max * h.n_layers * m.n_picked);

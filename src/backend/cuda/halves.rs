@@ -4,11 +4,12 @@ use super::launch::expert::{self, Grouped, Step};
 use super::launch::flash::{self, Flash, Keys};
 use super::launch::gemv::{self, Acts, Swiglu};
 use super::launch::rope;
-use super::launch::router::{self, Router};
+use super::launch::router::{self, Router, RouterFew};
 use super::memory::Ptr;
 use super::model::{DevGqa, DevLayer, DevMlp, DevMoe};
 use super::rows::Together;
 use super::step::{Cx, experts_of};
+use crate::format::layout::GROUP;
 use crate::model::AttnHyper;
 use crate::units::Result;
 
@@ -41,13 +42,16 @@ impl Cx<'_> {
         };
         rope::gqa_append(self.gpu, &append)?;
         let alone = self.rows.alone;
+        // Attention can quantize what it gives, if it gives all of it and heads are in whole groups.
+        let quantized = alone == n && head_dim.is_multiple_of(GROUP);
         if alone > 0 {
-            self.attend(l, layer, (0, alone), a.q, a.out, g.sinks)?;
+            let q = if quantized { self.q_for(n, &[&g.o.w], a.act_q) } else { Ptr::NULL };
+            self.attend(l, layer, (0, alone), a.q, (a.out, q), g.sinks)?;
         }
         for run in &self.rows.together {
             self.gqa_run(l, layer, g, run)?;
         }
-        self.project(&g.o, qw)
+        self.project(&g.o, qw, quantized)
     }
 
     /// A run whose rows attend together.
@@ -130,8 +134,6 @@ impl Cx<'_> {
         let m = self.h.moe.as_ref().expect("a layer with experts");
         let (n, f) = (self.rows.rows, &self.s.ffn);
         let e = experts_of(d, m);
-        // A routing decision is worth full precision, whatever the codec.
-        self.product_exact(&d.router, x, n, f.router, m.n_experts, false, true)?;
         let route = Router {
             logits: f.router,
             rows: n,
@@ -141,7 +143,20 @@ impl Cx<'_> {
             route: (self.h.n_layers * m.n_picked, l * m.n_picked),
             picks: f.picks,
         };
-        router::pick(self.gpu, m, &route)?;
+        // A routing decision is worth full precision, whatever the codec.
+        if router::few_unit(m, d.router.codec(), n).is_some() {
+            let few = RouterFew {
+                w: d.router,
+                x: x.f32,
+                x_row: x.f32_stride,
+                scratch: self.s.router_few,
+                pick: route,
+            };
+            router::few(self.gpu, m, &few)?;
+        } else {
+            self.product_exact(&d.router, x, n, f.router, m.n_experts, false, true)?;
+            router::pick(self.gpu, m, &route)?;
+        }
         let picks = n * m.n_picked;
         let grouped = Grouped::at(f.grouped, picks, m.n_experts);
         let step = Step {

@@ -66,7 +66,7 @@ impl Cx<'_> {
             self.append(l, layer, m, (run.first, run.rows), Ptr::NULL)?;
             self.made(l, layer, m, run)?;
         }
-        self.project(&m.o, w.heads * w.v)
+        self.project(&m.o, w.heads * w.v, false)
     }
 
     /// All heads' queries, through the bottleneck if there is one.
@@ -122,10 +122,11 @@ impl Cx<'_> {
         let q = a.q.f32s(first * w.heads * w.q());
         let (from, to) = ((w.heads * w.q(), w.q()), (w.heads * w.row(), w.row()));
         self.of_heads(&m.k_absorb, w.heads, q, from, n, a.q_latent, to)?;
-        self.attend(l, layer, (first, n), a.q_latent, a.o_latent, Ptr::NULL)?;
+        let values = (a.o_latent, self.q_for(n, &[&m.v_up.first], a.act_q));
+        self.attend(l, layer, (first, n), a.q_latent, values, Ptr::NULL)?;
         let out = a.out.f32s(first * w.heads * w.v);
         let (from, to) = ((w.heads * w.lora, w.lora), (w.heads * w.v, w.v));
-        self.of_heads(&m.v_up, w.heads, a.o_latent, from, n, out, to)
+        self.of_heads_quantized(&m.v_up, w.heads, values, from, n, out, to)
     }
 
     /// A run over keys and values made from the latents of all its positions, as many heads at a time as fit.

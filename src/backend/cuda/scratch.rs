@@ -2,7 +2,7 @@
 //! at once, and share their memory.
 
 use super::launch::attend::{Heads, Parts};
-use super::launch::{expert, gemv, quantize};
+use super::launch::{expert, gemv, quantize, router};
 use super::memory::{Arena, PIECE_ALIGN, Ptr};
 use super::model::{DevFfn, DevModel};
 use crate::format::layout::GROUP;
@@ -34,8 +34,10 @@ pub struct Scratch {
     pub given: Ptr,
     /// Picks that were made.
     pub made: Ptr,
-    /// Parts of split attention. Its counters stay zero between launches, so that nothing else may lie over them.
+    /// Parts of split attention.
     pub parts: Ptr,
+    /// The router of few rows. Its counter stays zero between launches, so that nothing else may lie over it.
+    pub router_few: Ptr,
     /// Attention.
     pub attn: AttnScratch,
     /// Feed-forward.
@@ -128,6 +130,10 @@ impl Scratch {
         if let Some(moe) = &h.moe {
             let picks = rows * h.n_layers * moe.n_picked;
             (s.given, s.made) = (at(b.f32s(picks)), at(b.f32s(picks)));
+        }
+        if let Some(moe) = &h.moe {
+            let few = rows.min(router::FEW_ROWS_MAX);
+            s.router_few = at(b.bytes(router::few_bytes(moe.n_experts, h.hidden, few)));
         }
         s.parts = at(b.bytes(Parts::bytes(&heads(h), rows.min(SPLIT_ROWS))));
         s.work_bytes = work_bytes(h, m, rows);

@@ -137,6 +137,21 @@ impl Cx<'_> {
             // A row's heads are evenly spaced, and rows follow on, so that (row, head) is one run of rows.
             quantize::rows(self.gpu, x, xs.1, rows * heads, cols, q)?;
         }
+        self.of_heads_quantized(w, heads, (x, q), xs, rows, y, ys)
+    }
+
+    /// The same, with the quantized form of `x` already made if it is needed.
+    pub(super) fn of_heads_quantized(
+        &self,
+        w: &Heads,
+        heads: usize,
+        (x, q): (Ptr, Ptr),
+        xs: (usize, usize),
+        rows: usize,
+        y: Ptr,
+        ys: (usize, usize),
+    ) -> Result<()> {
+        let cols = w.first.cols as usize;
         let p = Product {
             w: w.first,
             x: Acts { f32: x, f32_stride: xs.0, q },
@@ -227,14 +242,14 @@ impl Cx<'_> {
         norm::rms(self.gpu, &Norm { x, x_row: n, index, rows, weight, n, eps: self.h.norm_eps, y, q })
     }
 
-    /// Rows `first..first + n`, each by itself, over the pages. `q` and `out` are theirs.
+    /// Rows `first..first + n`, each by itself, over the pages. `q` and `out` are theirs, and `out_q` if it is not null.
     pub(super) fn attend(
         &self,
         l: usize,
         layer: &DevLayer,
         (first, n): (usize, usize),
         q: Ptr,
-        out: Ptr,
+        (out, out_q): (Ptr, Ptr),
         sinks: Ptr,
     ) -> Result<()> {
         let parts = (n <= SPLIT_ROWS).then_some(Parts { at: self.s.parts, rows: SPLIT_ROWS });
@@ -246,6 +261,7 @@ impl Cx<'_> {
             scale: self.h.softmax_scale,
             sinks,
             out,
+            out_q,
             parts,
             entries: self.entries,
         };
@@ -253,10 +269,11 @@ impl Cx<'_> {
     }
 
     /// The attention result through the output projection into the residual stream.
-    pub(super) fn project(&self, o: &DevLinear, width: usize) -> Result<()> {
+    /// `quantized`: that form of it is there already, if it is needed.
+    pub(super) fn project(&self, o: &DevLinear, width: usize, quantized: bool) -> Result<()> {
         let (n, out) = (self.rows.rows, self.s.attn.out);
         let q = self.q_for(n, &[&o.w], self.s.attn.act_q);
-        if !q.is_null() {
+        if !q.is_null() && !quantized {
             quantize::rows(self.gpu, out, width, n, width, q)?;
         }
         let x = Acts { f32: out, f32_stride: width, q };

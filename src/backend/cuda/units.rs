@@ -12,7 +12,7 @@ use crate::model::{AttnHyper, Hyper};
 /// Every unit that a step may launch.
 pub fn of(m: &DevModel, h: &Hyper, kv: KvType, rows_max: usize, exact: bool) -> Vec<Unit> {
     let mut all = vec![norm::UNIT, act::UNIT, Unit::of("quantize"), rope::unit(kv)];
-    all.push(attend::unit(&scratch::heads(h), kv));
+    all.extend([attend::unit(&scratch::heads(h), kv), attend::MERGE]);
     all.push(unit("embed", m.embed.codec()));
     let many = rows_max > gemv::ROWS_MAX && !exact;
     for codec in m.codecs() {
@@ -31,10 +31,11 @@ pub fn of(m: &DevModel, h: &Hyper, kv: KvType, rows_max: usize, exact: bool) -> 
             all.push(mla::UNIT);
         }
     }
-    if h.moe.is_some() {
+    if let Some(moe) = &h.moe {
         all.extend([router::UNIT, Unit::of("group")]);
         for l in &m.layers {
             if let DevFfn::Moe(d) = &l.ffn {
+                all.extend(router::few_unit(moe, d.router.codec(), 1));
                 all.extend([d.shape.gate.codec(), d.shape.down.codec()].map(|c| unit("expert", c)));
             }
         }
