@@ -12,7 +12,8 @@ use crate::model::{AttnHyper, Hyper};
 /// Every unit that a step may launch.
 pub fn of(m: &DevModel, h: &Hyper, kv: KvType, rows_max: usize, exact: bool) -> Vec<Unit> {
     let mut all = vec![norm::UNIT, act::UNIT, Unit::of("quantize"), rope::unit(kv)];
-    all.extend([attend::unit(&scratch::heads(h), kv), attend::MERGE]);
+    let heads = scratch::heads(h);
+    all.extend([attend::unit(&heads, kv), attend::plain(&heads, kv), attend::MERGE]);
     all.push(unit("embed", m.embed.codec()));
     let many = rows_max > gemv::ROWS_MAX && !exact;
     for codec in m.codecs() {

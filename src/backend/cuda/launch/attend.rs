@@ -169,6 +169,11 @@ pub fn unit(heads: &Heads, kv: KvType) -> Unit {
     if heads.latent && (heads.d, heads.dv, kv) == (576, 512, KvType::F16) {
         return LATENT;
     }
+    plain(heads, kv)
+}
+
+/// The module without tensor cores, which takes any widths.
+pub fn plain(heads: &Heads, kv: KvType) -> Unit {
     let columns = heads.dv.div_ceil(THREADS as usize).next_power_of_two();
     let variant = match (kv, columns) {
         (KvType::F16, 1) => "ATTEND=161",
@@ -224,7 +229,13 @@ fn params(a: &Attend, unit: Unit) -> AttendParams {
 /// Attends from `n` rows.
 pub fn attend(gpu: &Gpu, a: &Attend) -> Result<()> {
     let (h, kv) = (&a.heads, a.seen.kv);
-    let unit = unit(h, kv);
+    let mut unit = unit(h, kv);
+    // A block of the tensor cores' kernel takes twice as long as one without, for sixteen heads at once: while one wave of
+    // small blocks does it all, they are sooner done.
+    let small = a.entries * h.heads.div_ceil(4) * a.n <= gpu.device.multiprocessors as usize;
+    if unit == LATENT && small && a.parts.is_some() {
+        unit = plain(h, kv);
+    }
     assert!(a.out_q.is_null() || h.dv.is_multiple_of(crate::format::layout::GROUP));
     let params = params(a, unit);
     let each = pages_min(h, unit);

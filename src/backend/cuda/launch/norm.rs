@@ -60,8 +60,8 @@ pub fn rms(gpu: &Gpu, a: &Norm) -> Result<()> {
         eps: a.eps,
     };
     let name = match a.n {
-        ..=2048 => "rms_norm_2",
-        ..=8192 => "rms_norm_8",
+        0..=2048 => "rms_norm_2",
+        2049..=8192 => "rms_norm_8",
         _ => "rms_norm",
     };
     gpu.launch(UNIT, name, Grid { blocks: [a.rows as u32, 1, 1], threads: 1024, shared_bytes: 0 }, &params)
