@@ -21,7 +21,7 @@ const LIMITS: [(&str, u32, u32); 13] = [
     ("embed", 40, 0),
     ("quantize", 40, 64),
     ("group", 40, 16_640),
-    ("norm", 64, 1_024),
+    ("norm", 128, 1_024),
     ("rope", 64, 256),
     // Sums of a head's values, and the tensor cores' fragments.
     ("attend", 168, 4_096),
@@ -30,8 +30,8 @@ const LIMITS: [(&str, u32, u32); 13] = [
     ("silu", 40, 0),
     ("sample", 40, 16_640),
 ];
-/// The same for files that are not in the table.
-const LIMITS_OF_OTHERS: (u32, u32) = (168, 16_640);
+/// The same for files that are not in the table: what a thread and a block can have at all.
+const LIMITS_OF_OTHERS: (u32, u32) = (255, 49_152);
 
 /// What one kernel uses.
 #[derive(Debug, Clone, Copy, Default)]
