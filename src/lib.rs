@@ -3,7 +3,7 @@
 //! This page is the map. A token's way through the house:
 //!
 //! ```text
-//! file on disk ─► format ─► weights ─► model ─► backend (cpu) ─► kv + sample ─► engine ─► serve | cli
+//! file on disk ─► format ─► weights ─► model ─► backend (cpu | cuda) ─► kv + sample ─► engine ─► serve | cli
 //! ```
 //!
 //! | room | owns | may import |
@@ -14,7 +14,7 @@
 //! | [`model`] | hyperparameters, names bound once, layers as plain data | weights and below |
 //! | [`text`] | tokenizer, chat template, streaming detokenizer, stop strings | format |
 //! | [`kv`] | page ids, reference counts, block tables, the prefix tree; owns no bytes | model and below |
-//! | [`backend`] | the `Backend` trait; KV bytes and scratch; `cpu`: the definition and its fast paths | kv and below |
+//! | [`backend`] | the `Backend` trait; KV bytes and scratch; `cpu`: the definition and its fast paths; `cuda` | kv and below |
 //! | [`sample`] | samplers, penalties, log-probabilities | backend and below, text |
 //! | [`engine`] | the step loop: sequences, batches, who goes first, spill, sessions; `service`: its thread and streams | sample and below, text |
 //! | [`config`], [`observe`] | settings; logging and progress | units, limits |
@@ -27,7 +27,7 @@
 //! sequences, KV and backend; a stream to each reader is bounded, and a slow reader is cancelled. The CPU backend adds its own team of workers; loading adds readers that end with the load.
 //!
 //! `tests/tidy.rs` holds the import table as data and fails on any other edge. `unsafe` lives in `weights`
-//! (mapping, aligned buffers) and `backend` (SIMD), each block with its SAFETY note.
+//! (mapping, aligned buffers) and `backend` (SIMD, the driver), each block with its SAFETY note.
 
 #![warn(missing_docs)]
 
