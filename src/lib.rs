@@ -16,7 +16,7 @@
 //! | [`kv`] | page ids, reference counts, block tables, the prefix tree; owns no bytes | model and below |
 //! | [`backend`] | the `Backend` trait; KV bytes and scratch; `cpu`: the definition and its fast paths; `cuda` | kv and below |
 //! | [`sample`] | samplers, penalties, log-probabilities | backend and below, text |
-//! | [`engine`] | the step loop: sequences, batches, who goes first, spill, sessions; `service`: its thread and streams | sample and below, text |
+//! | [`engine`] | the step loop: sequences, batches, order, spill, sessions; `service`: its thread | sample and below, text |
 //! | [`config`], [`observe`] | settings; logging and progress | units, limits |
 //! | [`serve`] | sockets, HTTP, OpenAI's and Ollama's endpoints; which model is in memory | engine and below, text, config |
 //! | [`net`] | a blocking HTTP client for the command line | units, limits |
@@ -24,7 +24,8 @@
 //! | `cli` | `tegu run chat serve ps stop list logits ppl bench inspect pack synth` | all |
 //!
 //! Threads: the caller's thread, or in the daemon one of `engine::service`, drives the engine, which is the sole owner of
-//! sequences, KV and backend; a stream to each reader is bounded, and a slow reader is cancelled. The CPU backend adds its own team of workers; loading adds readers that end with the load.
+//! sequences, KV and backend; a stream to each reader is bounded, and a slow reader is cancelled. The CPU backend adds
+//! its own team of workers; loading adds readers that end with the load.
 //!
 //! `tests/tidy.rs` holds the import table as data and fails on any other edge. `unsafe` lives in `weights`
 //! (mapping, aligned buffers) and `backend` (SIMD, the driver), each block with its SAFETY note.
