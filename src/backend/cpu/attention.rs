@@ -113,6 +113,11 @@ impl<'a> Part<'a> {
         Part { max, sum, acc: &mut rest[..n * dv] }
     }
 
+    /// The same, to read.
+    pub fn seen(&self) -> Seen<'_> {
+        Seen { max: self.max, sum: self.sum, acc: self.acc }
+    }
+
     /// Nothing seen yet.
     pub fn clear(&mut self) {
         self.max.fill(f32::NEG_INFINITY);
@@ -120,24 +125,24 @@ impl<'a> Part<'a> {
         self.acc.fill(0.0);
     }
 
-    /// Takes in a later segment.
-    pub fn merge(&mut self, ops: Ops, later: &Part, dv: usize) {
+    /// Takes in a later segment: its queries from `first` on.
+    pub fn merge(&mut self, ops: Ops, later: &Seen, first: usize, dv: usize) {
         for i in 0..self.max.len() {
-            let (a, b) = (self.max[i], later.max[i]);
+            let (a, b) = (self.max[i], later.max[first + i]);
             if b == f32::NEG_INFINITY {
                 continue;
             }
             let acc = &mut self.acc[i * dv..][..dv];
-            let other = &later.acc[i * dv..][..dv];
+            let other = &later.acc[(first + i) * dv..][..dv];
             if a == f32::NEG_INFINITY {
-                (self.max[i], self.sum[i]) = (b, later.sum[i]);
+                (self.max[i], self.sum[i]) = (b, later.sum[first + i]);
                 acc.copy_from_slice(other);
                 continue;
             }
             let m = a.max(b);
             let (ca, cb) = ((a - m).exp(), (b - m).exp());
             self.max[i] = m;
-            self.sum[i] = self.sum[i] * ca + later.sum[i] * cb;
+            self.sum[i] = self.sum[i] * ca + later.sum[first + i] * cb;
             ops.scale(ca, acc);
             ops.axpy(cb, other, acc);
         }
@@ -153,6 +158,22 @@ impl<'a> Part<'a> {
             by = c / (self.sum[i] * c + (sink - m).exp());
         }
         ops.scale(by, out);
+    }
+}
+
+/// A [`Part`] to read.
+pub struct Seen<'a> {
+    max: &'a [f32],
+    sum: &'a [f32],
+    acc: &'a [f32],
+}
+
+impl<'a> Seen<'a> {
+    /// Cuts a buffer as [`Part::over`] does.
+    pub fn over(buffer: &'a [f32], n: usize) -> Seen<'a> {
+        let (max, rest) = buffer.split_at(n);
+        let (sum, acc) = rest.split_at(n);
+        Seen { max, sum, acc }
     }
 }
 

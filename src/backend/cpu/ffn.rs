@@ -1,14 +1,18 @@
 //! The feed-forward half of a layer: one SwiGLU, or routed experts grouped so that each expert's weights are read once a
 //! step, with the shared experts in the same phases.
 
-use super::ops::{Out, Q8Rows, Rows};
+use super::ops::{Out, Q8Out, Q8Rows, Rows};
 use super::scratch::Shared;
 use super::step::{Acts, Ctx, each_piece};
-use crate::format::layout::TILE_ROWS;
+use crate::format::layout::{GROUP, TILE_ROWS};
 use crate::model::{Mlp, Moe, MoeHyper, Pick, route};
 use crate::units::{ExpertId, LayerId, Result};
 use crate::weights::{Expert, ExpertSource, Matrix};
+use std::ops::Range;
 use std::sync::Arc;
+
+/// Tiles whose rows are one group of the next product's activations: the smallest piece that can be quantized.
+const GROUP_TILES: usize = GROUP / TILE_ROWS;
 
 /// Buffers of this half.
 pub struct FfnScratch {
@@ -44,6 +48,7 @@ pub struct Routes<'a> {
 }
 
 /// One SwiGLU of the phases: a dense layer, an expert or the shared part.
+#[derive(Clone, Copy)]
 struct Job<'a> {
     gate: &'a Matrix,
     up: &'a Matrix,
@@ -110,15 +115,8 @@ impl FfnScratch {
             q8: 0,
             out_row: 0,
         };
-        phases(
-            ctx,
-            &[job],
-            x,
-            [(rows, 0), (0, 0)],
-            (&mut self.gate, &mut self.up, &mut self.act),
-            &mut self.down,
-            &mut self.q8,
-        );
+        let buffers = (&mut self.gate, &mut self.up, &mut self.act);
+        phases(ctx, 1, &|_| job, x, [(rows, 0), (0, 0)], buffers, &mut self.down, &mut self.q8);
         ctx.add_rows(rows, &self.down, None, residual);
     }
 
@@ -139,48 +137,46 @@ impl FfnScratch {
         self.fetched.clear();
         source.fetch(layer, &self.ids, &mut self.fetched)?;
         let slots = rows * m.n_picked;
-        let mut jobs = Vec::with_capacity(self.fetched.len() + 1);
-        for (i, e) in self.fetched.iter().enumerate() {
-            let range = self.starts[i] as usize..self.starts[i + 1] as usize;
-            jobs.push(Job {
-                gate: &e.gate,
-                up: &e.up,
-                down: &e.down,
-                rows: Rows::Pick(&self.slot_rows[range.clone()]),
-                base: range.start * m.expert_width,
-                act_rows: Rows::Pick(&self.identity[range.clone()]),
-                act_base: 0,
-                q8: 0,
-                out_row: range.start,
-            });
-        }
-        if let Some(s) = &moe.shared {
-            let base = slots * m.expert_width;
-            let all = Rows::All(rows);
-            jobs.push(Job {
-                gate: &s.gate,
-                up: &s.up,
-                down: &s.down,
-                rows: all,
-                base,
-                act_rows: all,
-                act_base: base,
-                q8: 1,
-                out_row: slots,
-            });
-        }
+        let (starts, fetched) = (&self.starts, &self.fetched);
+        let (slot_rows, identity) = (&self.slot_rows, &self.identity);
+        let shared_base = slots * m.expert_width;
+        // Made as they are asked for: a list would be one more allocation in every layer.
+        let job = |i: usize| match (fetched.get(i), &moe.shared) {
+            (Some(e), _) => {
+                let range = starts[i] as usize..starts[i + 1] as usize;
+                Job {
+                    gate: &e.gate,
+                    up: &e.up,
+                    down: &e.down,
+                    rows: Rows::Pick(&slot_rows[range.clone()]),
+                    base: range.start * m.expert_width,
+                    act_rows: Rows::Pick(&identity[range.clone()]),
+                    act_base: 0,
+                    q8: 0,
+                    out_row: range.start,
+                }
+            }
+            (None, shared) => {
+                let s = shared.as_ref().expect("the job after the experts is the shared part");
+                let all = Rows::All(rows);
+                Job {
+                    gate: &s.gate,
+                    up: &s.up,
+                    down: &s.down,
+                    rows: all,
+                    base: shared_base,
+                    act_rows: all,
+                    act_base: shared_base,
+                    q8: 1,
+                    out_row: slots,
+                }
+            }
+        };
         let shared_rows = if moe.shared.is_some() { rows } else { 0 };
-        let acts = [(slots, 0), (shared_rows, slots * m.expert_width)];
-        phases(
-            ctx,
-            &jobs,
-            x,
-            acts,
-            (&mut self.gate, &mut self.up, &mut self.act),
-            &mut self.down,
-            &mut self.q8,
-        );
-        drop(jobs);
+        let n = fetched.len() + usize::from(moe.shared.is_some());
+        let acts = [(slots, 0), (shared_rows, shared_base)];
+        let buffers = (&mut self.gate, &mut self.up, &mut self.act);
+        phases(ctx, n, &job, x, acts, buffers, &mut self.down, &mut self.q8);
         self.combine(ctx, m, rows, shared_rows > 0, residual);
         Ok(self.ids.len() as u64)
     }
@@ -258,11 +254,12 @@ impl FfnScratch {
     }
 }
 
-/// gate and up with SiLU between, quantize, down: three phases over all jobs. `acts` are `(rows, base)` of the two
-/// groups of activations (routed or dense; shared).
-fn phases(
+/// gate and up with SiLU between, then down: two phases over jobs `job(0..n)`. `acts` are `(rows, base)` of the two groups of
+/// activations (routed or dense; shared). Activations are quantized by whoever computed them, group by group.
+fn phases<'j>(
     ctx: Ctx,
-    jobs: &[Job],
+    n: usize,
+    job: &(dyn Fn(usize) -> Job<'j> + Sync),
     x: Acts,
     acts: [(usize, usize); 2],
     (gate, up, act): (&mut Shared, &mut Shared, &mut Shared),
@@ -270,42 +267,62 @@ fn phases(
     q8: &mut [Q8Rows; 2],
 ) {
     let hidden = ctx.model.hyper.hidden;
-    let units = jobs.iter().map(|j| j.gate.tiles()).sum();
-    let (gate, up, act): (&Shared, &Shared, &Shared) = (gate, up, act);
+    let mut to = [None; 2];
+    for (group, (q8, to)) in q8.iter_mut().zip(&mut to).enumerate() {
+        let mut of_group = (0..n).map(job).filter(|j| j.q8 == group);
+        if of_group.any(|j| ctx.wants_q8(j.down)) {
+            let width = (0..n).map(job).find(|j| j.q8 == group).expect("one just was").down.cols;
+            *to = Some(q8.shape(acts[group].0, width));
+        }
+    }
+    let act: &Shared = act;
+    let units = || (0..n).map(|i| job(i).gate.tiles().div_ceil(GROUP_TILES));
     // SAFETY: products write the columns of their own tiles, which the same call then reads; others' never.
     let outs = unsafe { [gate.out(), up.out()] };
-    ctx.team.chunks(units, 1, &|range, _| {
-        each_piece(range, jobs.iter().map(|j| j.gate.tiles()), |i, tiles| {
-            let (job, width) = (&jobs[i], jobs[i].gate.rows);
-            let [gate_out, up_out] = outs.map(|o| o.columns_from(job.base).with_stride(width));
-            ctx.product(job.gate, tiles.clone(), x, job.rows, gate_out);
-            ctx.product(job.up, tiles.clone(), x, job.rows, up_out);
-            let cols = tiles.start * TILE_ROWS..(tiles.end * TILE_ROWS).min(width);
-            for row in 0..job.rows.len() {
-                let at = job.base + row * width;
-                let part = at + cols.start..at + cols.end;
-                // SAFETY: these columns of this job are this call's.
-                let out = unsafe { act.part_mut(part.clone()) };
-                ctx.ops.silu_mul(gate.part(part.clone()), up.part(part), out);
-            }
+    let (gate, up): (&Shared, &Shared) = (gate, up);
+    ctx.team.chunks(units().sum(), 1, &|range, _| {
+        each_piece(range, units(), |i, groups| {
+            let job = job(i);
+            let tiles = groups.start * GROUP_TILES..(groups.end * GROUP_TILES).min(job.gate.tiles());
+            inner(ctx, &job, tiles, x, outs, (gate, up, act), to[job.q8]);
         });
     });
-    for (group, (rows, base)) in acts.into_iter().enumerate() {
-        let mut of_group = jobs.iter().filter(|j| j.q8 == group).peekable();
-        let Some(width) = of_group.peek().map(|j| j.down.cols) else { continue };
-        let x = act.part(base..base + rows * width);
-        ctx.quantize(rows, width, x, &mut q8[group], of_group.map(|j| j.down));
-    }
     let out = Out::new(down.all_mut(), hidden);
     let q8: &[Q8Rows; 2] = q8;
-    let units = jobs.iter().map(|j| j.down.tiles()).sum();
-    ctx.team.chunks(units, 1, &|range, _| {
-        each_piece(range, jobs.iter().map(|j| j.down.tiles()), |i, tiles| {
-            let job = &jobs[i];
-            let width = job.down.cols;
-            let end = job.act_base + acts[job.q8].0 * width;
+    let tiles = || (0..n).map(|i| job(i).down.tiles());
+    ctx.team.chunks(tiles().sum(), 1, &|range, _| {
+        each_piece(range, tiles(), |i, tiles| {
+            let job = job(i);
+            let end = job.act_base + acts[job.q8].0 * job.down.cols;
             let x = Acts { f32: act.part(job.act_base..end), q8: &q8[job.q8] };
             ctx.product(job.down, tiles, x, job.act_rows, out.columns_from(job.out_row * hidden));
         });
     });
+}
+
+/// `act = silu(gate x) * (up x)` of some tiles of a job, quantized to `to` if given.
+fn inner(
+    ctx: Ctx,
+    job: &Job,
+    tiles: Range<usize>,
+    x: Acts,
+    outs: [Out; 2],
+    (gate, up, act): (&Shared, &Shared, &Shared),
+    to: Option<Q8Out>,
+) {
+    let width = job.gate.rows;
+    let [gate_out, up_out] = outs.map(|o| o.columns_from(job.base).with_stride(width));
+    ctx.product(job.gate, tiles.clone(), x, job.rows, gate_out);
+    ctx.product(job.up, tiles.clone(), x, job.rows, up_out);
+    let cols = tiles.start * TILE_ROWS..(tiles.end * TILE_ROWS).min(width);
+    for row in 0..job.rows.len() {
+        let at = job.base + row * width;
+        let part = at + cols.start..at + cols.end;
+        // SAFETY: these columns of this job are this call's.
+        let out = unsafe { act.part_mut(part.clone()) };
+        ctx.ops.silu_mul(gate.part(part.clone()), up.part(part), out);
+        if let Some(to) = to {
+            ctx.ops.quantize_part(out, to, job.act_rows.at(row), cols.start / GROUP);
+        }
+    }
 }

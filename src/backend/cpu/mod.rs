@@ -2,6 +2,7 @@
 //! that the program computes; AVX2, AVX-512 and NEON give the same bits.
 
 mod attend_half;
+mod attend_units;
 mod attention;
 mod cache;
 mod ffn;
@@ -10,6 +11,8 @@ pub mod kernels;
 pub mod ops;
 mod scratch;
 mod step;
+#[cfg(test)]
+mod step_tests;
 pub mod team;
 
 pub use isa::Isa;
@@ -69,6 +72,20 @@ pub fn scratch_bytes(h: &Hyper, o: &CpuOptions) -> u64 {
     let attn = AttnScratch::new(h, o.rows_max, workers).len();
     let ffn = FfnScratch::new(h, o.rows_max).len();
     ((attn + ffn + 2 * o.rows_max * h.hidden) * 4 + o.rows_max * h.hidden * 9 / 8) as u64
+}
+
+/// What the phases of a step share. A macro, because a method would borrow the buffers that they write too.
+macro_rules! ctx {
+    ($self:ident, $model:expr) => {
+        Ctx {
+            model: $model,
+            ops: $self.ops,
+            team: &$self.team,
+            cache: &$self.cache,
+            exact: $self.options.exact,
+            dense_masks: $self.options.dense_masks,
+        }
+    };
 }
 
 /// The backend.
@@ -181,14 +198,7 @@ impl CpuBackend {
         step::wanted(plan, &self.lines, &mut self.wanted);
         let final_index = h.n_layers;
         if plan.hidden.contains(&final_index) {
-            let ctx = Ctx {
-                model: &model,
-                ops: self.ops,
-                team: &self.team,
-                cache: &self.cache,
-                exact: self.options.exact,
-                dense_masks: false,
-            };
+            let ctx = ctx!(self, &model);
             ctx.norm(self.lines.len(), &self.x, &model.final_norm, &self.normed, &mut self.q8, false);
             Self::copy_hidden(plan, &self.lines, &self.normed, h.hidden, final_index, out);
         }
@@ -204,14 +214,7 @@ impl CpuBackend {
             normed[i * h.hidden..(i + 1) * h.hidden].copy_from_slice(from);
         }
         self.x.all_mut()[..n * h.hidden].copy_from_slice(&normed[..n * h.hidden]);
-        let ctx = Ctx {
-            model: &model,
-            ops: self.ops,
-            team: &self.team,
-            cache: &self.cache,
-            exact: self.options.exact,
-            dense_masks: false,
-        };
+        let ctx = ctx!(self, &model);
         let quantize = ctx.wants_q8(&model.head);
         ctx.norm(n, &self.x, &model.final_norm, &self.normed, &mut self.q8, quantize);
         let x = Acts { f32: self.normed.part(0..n * h.hidden), q8: &self.q8 };
@@ -251,14 +254,7 @@ impl Backend for CpuBackend {
         if plan.record_routes {
             out.routes.resize(rows * h.n_layers * n_picked, 0);
         }
-        let ctx = Ctx {
-            model: &model,
-            ops: self.ops,
-            team: &self.team,
-            cache: &self.cache,
-            exact: self.options.exact,
-            dense_masks: self.options.dense_masks,
-        };
+        let ctx = ctx!(self, &model);
         step::embed(ctx, plan, &self.lines, &self.x);
         Self::copy_hidden(plan, &self.lines, &self.x, h.hidden, plan.layers.start, out);
         self.attn.angles(ctx, &self.lines);

@@ -215,6 +215,16 @@ impl Ops {
         }
     }
 
+    /// Quantizes part of a row: whole groups `x` to row `row` of `out` from group `first` on. Concurrent calls must have
+    /// disjoint groups.
+    pub fn quantize_part(&self, x: &[f32], out: Q8Out<'_>, row: usize, first: usize) {
+        let n = x.len() / GROUP;
+        assert!(x.len().is_multiple_of(GROUP) && row < out.rows && first + n <= out.per_row);
+        // SAFETY: the groups are inside `out` and no one else's, by the contract.
+        let to = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.per_row + first), n) };
+        on!(self.isa, quantize(x, to));
+    }
+
     /// `out[i][16t + r] = w[16t + r] · x[rows[i]]` for tiles `tiles` of a quantized `w`, with quantized activations.
     /// Concurrent calls on one `out` must have disjoint tiles.
     pub fn matmul_q8(&self, w: &Matrix, tiles: Range<usize>, x: &Q8Rows, rows: Rows<'_>, out: Out<'_>) {
@@ -245,6 +255,12 @@ impl Ops {
         on!(self.isa, rms_norm(x, weight, eps, out));
     }
 
+    /// The same with `x` as the output.
+    pub fn rms_norm_in_place(&self, x: &mut [f32], weight: &[f32], eps: f32) {
+        assert_eq!(x.len(), weight.len());
+        on!(self.isa, rms_norm_in_place(x, weight, eps));
+    }
+
     /// `y += x`.
     pub fn add(&self, x: &[f32], y: &mut [f32]) {
         assert_eq!(x.len(), y.len());
@@ -260,6 +276,12 @@ impl Ops {
     /// `x *= a`.
     pub fn scale(&self, a: f32, x: &mut [f32]) {
         on!(self.isa, scale(a, x));
+    }
+
+    /// `out = x`, widened: exact.
+    pub fn widen(&self, x: &[crate::format::f16], out: &mut [f32]) {
+        assert_eq!(x.len(), out.len());
+        on!(self.isa, from_f16(x, out));
     }
 
     /// `out = gate * sigmoid(gate) * up`.

@@ -123,10 +123,16 @@ impl Ctx<'_> {
 
     /// All products of a list that share their activations, cut by tiles.
     pub fn products(&self, list: &[Product], x: Acts) {
-        let units: usize = list.iter().map(|p| p.w.tiles()).sum();
-        self.team.chunks(units, 1, &|range, _| {
-            each_piece(range, list.iter().map(|p| p.w.tiles()), |i, tiles| {
-                self.product(list[i].w, tiles, x, list[i].rows, list[i].out);
+        self.products_of(list.len(), &|i| list[i], x);
+    }
+
+    /// The same for products `get(0..n)`, which are made as they are asked for: no list is kept.
+    pub fn products_of<'p>(&self, n: usize, get: &(dyn Fn(usize) -> Product<'p> + Sync), x: Acts) {
+        let tiles = || (0..n).map(|i| get(i).w.tiles());
+        self.team.chunks(tiles().sum(), 1, &|range, _| {
+            each_piece(range, tiles(), |i, tiles| {
+                let p = get(i);
+                self.product(p.w, tiles, x, p.rows, p.out);
             });
         });
     }

@@ -1,8 +1,10 @@
 //! The team: persistent worker threads that run one closure together. Orin's robot programs need the other cores, so the
 //! count is given, workers spin only for a bounded time after a job, and then sleep.
 //!
-//! A [`Team::run`] hands over a pointer, bumps an epoch that spinning workers watch, takes part as worker 0, and waits
-//! until all are done: 1-2 µs when the workers still spin. Locks are taken only to sleep and to wake sleepers.
+//! A job is a pointer and an open door: the caller bumps an epoch that spinning workers watch, takes part as worker 0, and
+//! workers that see the epoch *join* by a compare-and-swap. [`Team::chunks`] shuts the door when no work is left
+//! and waits only for those who came in: a worker whose core the system gave to someone else holds nobody up. Handing
+//! over takes 1-2 µs when the workers still spin. Locks are taken only to sleep and to wake sleepers.
 
 use crate::limits::THREADS_MAX;
 use std::any::Any;
@@ -10,7 +12,7 @@ use std::cell::UnsafeCell;
 use std::hint::spin_loop;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,18 +25,24 @@ type Job = dyn Fn(usize, usize) + Sync + 'static;
 #[repr(align(128))]
 struct Line<T>(T);
 
+/// The door is open: workers may join.
+const OPEN: u64 = 1 << 16;
+/// Workers that joined, in the low bits.
+const JOINED: u64 = OPEN - 1;
+
 struct Shared {
     workers: usize,
     spin: Duration,
-    /// Bumped once a job; workers watch it.
-    epoch: Line<AtomicU32>,
-    /// Workers that have not finished the job yet.
-    busy: Line<AtomicUsize>,
+    /// The job's epoch (high 32 bits), [`OPEN`], and how many workers joined. One word, so that a worker joins exactly the
+    /// job that it saw.
+    state: Line<AtomicU64>,
+    /// Workers that joined this job and have finished it.
+    left: Line<AtomicUsize>,
     /// Next unit that [`Team::chunks`] hands out.
     next: Line<AtomicUsize>,
     /// Workers asleep, or about to be.
     asleep: AtomicUsize,
-    /// The caller sleeps until `busy` is 0.
+    /// The caller sleeps until those who joined have left.
     caller_asleep: AtomicBool,
     stop: AtomicBool,
     job: UnsafeCell<Option<&'static Job>>,
@@ -44,8 +52,8 @@ struct Shared {
     wake_caller: Condvar,
 }
 
-// SAFETY: `job` is written only by the caller while no worker runs (busy == 0) and read by workers only after they saw
-// the epoch that was bumped (release) after the write. Everything else is atomics and locks.
+// SAFETY: `job` is written only by the caller while the door is shut and all who joined have left, and read by workers only
+// once they joined the state that was stored (release) after the write. Everything else is atomics and locks.
 unsafe impl Sync for Shared {}
 // SAFETY: the job pointer is only followed while the `run` that set it waits, whatever thread owns the struct.
 unsafe impl Send for Shared {}
@@ -69,8 +77,8 @@ impl Team {
         let shared = Arc::new(Shared {
             workers,
             spin: Duration::from_micros(spin_us),
-            epoch: Line(AtomicU32::new(0)),
-            busy: Line(AtomicUsize::new(0)),
+            state: Line(AtomicU64::new(0)),
+            left: Line(AtomicUsize::new(0)),
             next: Line(AtomicUsize::new(0)),
             asleep: AtomicUsize::new(0),
             caller_asleep: AtomicBool::new(false),
@@ -101,26 +109,31 @@ impl Team {
     /// Runs `f(worker, workers)` on every worker and returns when all have finished. A panic in any of them is
     /// raised here, after all have finished. Not to be called from inside a job.
     pub fn run(&self, f: &(dyn Fn(usize, usize) + Sync)) {
+        self.job(f, true);
+    }
+
+    /// Runs `f(worker, workers)` as worker 0 and on the workers that join before that returns; on `all` of them if so.
+    fn job(&self, f: &(dyn Fn(usize, usize) + Sync), all: bool) {
         let s = &*self.shared;
         if s.workers == 1 {
             return f(0, 1);
         }
         assert!(!self.running.swap(true, Ordering::Acquire), "a team runs one job at a time");
-        // SAFETY: the lifetime is erased, but this function does not return before every worker is done with `f`,
-        // and no worker is running now, so nobody reads `job`.
+        // SAFETY: the lifetime is erased, but this function does not return before the door is shut and every worker that
+        // joined is done with `f`, and none is inside now, so nobody reads `job`.
         unsafe {
             let job = std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), &'static Job>(f);
             *s.job.get() = Some(job);
         }
-        s.busy.0.store(s.workers - 1, Ordering::Relaxed);
-        // SeqCst here and in `sleep_until_epoch`: either we see the sleeper, or it sees the new epoch.
-        s.epoch.0.fetch_add(1, Ordering::SeqCst);
-        if s.asleep.load(Ordering::SeqCst) > 0 {
-            let _guard = lock(&s.sleep);
-            s.wake_workers.notify_all();
-        }
+        s.left.0.store(0, Ordering::Relaxed);
+        s.next_epoch(OPEN);
         let mine = catch_unwind(AssertUnwindSafe(|| f(0, s.workers)));
-        s.wait_until_idle();
+        if all {
+            s.wait_for_left(s.workers - 1);
+        }
+        // Acquire is for the joiners' reads of `next`: none comes in after this.
+        let joined = s.state.0.fetch_and(!OPEN, Ordering::AcqRel) & JOINED;
+        s.wait_for_left(joined as usize);
         self.running.store(false, Ordering::Release);
         let theirs = lock(&s.panic).take();
         if let Some(panic) = mine.err().or(theirs) {
@@ -134,54 +147,81 @@ impl Team {
         if units == 0 {
             return;
         }
-        // Six chunks a worker level out cores of unequal speed (or disturbed ones) for six counter bumps each.
-        const CHUNKS_A_WORKER: usize = 6;
-        let chunk = units.div_ceil(self.workers() * CHUNKS_A_WORKER).max(min_chunk).max(1);
-        if chunk >= units || self.workers() == 1 {
+        let min_chunk = min_chunk.max(1);
+        let workers = self.workers();
+        if min_chunk >= units || workers == 1 {
             return f(0..units, 0);
         }
         let next = &self.shared.next.0;
-        next.store(0, Ordering::Relaxed); // published by the epoch bump
-        self.run(&|worker, _| {
-            loop {
-                let start = next.fetch_add(chunk, Ordering::Relaxed);
-                if start >= units {
-                    break;
+        next.store(0, Ordering::Relaxed); // published by the new epoch
+        // Guided: half of an even share of what is left. Large chunks first, which run along memory undisturbed; small
+        // ones last, so that all end together though cores differ in speed or are disturbed.
+        let end = |start: usize| start + ((units - start) / (2 * workers)).max(min_chunk);
+        self.job(
+            &|worker, _| {
+                let take = |start| (start < units).then(|| end(start));
+                while let Ok(start) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+                    f(start..end(start).min(units), worker);
                 }
-                f(start..units.min(start + chunk), worker);
-            }
-        });
+            },
+            false,
+        );
     }
 }
 
 impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.0.fetch_add(1, Ordering::SeqCst);
-        {
-            let _guard = lock(&self.shared.sleep);
-            self.shared.wake_workers.notify_all();
-        }
+        self.shared.next_epoch(0);
         for thread in self.threads.drain(..) {
             let _ = thread.join(); // a worker catches its jobs' panics, so it cannot have panicked
         }
     }
 }
 
+/// The epoch of a state.
+fn epoch(state: u64) -> u64 {
+    state >> 32
+}
+
 impl Shared {
-    /// Spins, then sleeps, until `epoch` is not `seen`; returns the new one.
-    fn wait_for_epoch(&self, seen: u32) -> u32 {
+    /// Starts the next epoch with `flags` and wakes who sleeps. Only the caller does this, with the door shut.
+    fn next_epoch(&self, flags: u64) {
+        let next = (epoch(self.state.0.load(Ordering::Relaxed)) + 1) << 32; // wraps: only equality matters
+        // SeqCst here and in `wait_for_epoch`: either we see the sleeper, or it sees the new epoch.
+        self.state.0.store(next | flags, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) > 0 {
+            let _guard = lock(&self.sleep);
+            self.wake_workers.notify_all();
+        }
+    }
+
+    /// Joins the job of the epoch after `seen`, unless its door is shut already. Returns that epoch and whether we are in.
+    fn join(&self, seen: u64) -> (u64, bool) {
+        let mut state = self.wait_for_epoch(seen);
+        while state & OPEN != 0 {
+            // Acquire: the job's pointer and everything that the caller wrote for it.
+            match self.state.0.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return (epoch(state), true),
+                Err(now) => state = now,
+            }
+        }
+        (epoch(state), false)
+    }
+
+    /// Spins, then sleeps, until the epoch is not `seen`; returns the new state.
+    fn wait_for_epoch(&self, seen: u64) -> u64 {
         if let Some(now) = self.spin_for(|| {
-            let now = self.epoch.0.load(Ordering::Acquire);
-            (now != seen).then_some(now)
+            let now = self.state.0.load(Ordering::Acquire);
+            (epoch(now) != seen).then_some(now)
         }) {
             return now;
         }
         let mut guard = lock(&self.sleep);
         self.asleep.fetch_add(1, Ordering::SeqCst);
         let now = loop {
-            let now = self.epoch.0.load(Ordering::SeqCst);
-            if now != seen {
+            let now = self.state.0.load(Ordering::SeqCst);
+            if epoch(now) != seen {
                 break now;
             }
             guard = self.wake_workers.wait(guard).unwrap_or_else(PoisonError::into_inner);
@@ -190,15 +230,14 @@ impl Shared {
         now
     }
 
-    /// Spins, then sleeps, until no worker is busy.
-    fn wait_until_idle(&self) {
-        let idle = || (self.busy.0.load(Ordering::Acquire) == 0).then_some(());
-        if self.spin_for(idle).is_some() {
+    /// Spins, then sleeps, until `n` workers have left.
+    fn wait_for_left(&self, n: usize) {
+        if self.spin_for(|| (self.left.0.load(Ordering::Acquire) >= n).then_some(())).is_some() {
             return;
         }
         let mut guard = lock(&self.sleep);
         self.caller_asleep.store(true, Ordering::SeqCst);
-        while self.busy.0.load(Ordering::SeqCst) != 0 {
+        while self.left.0.load(Ordering::SeqCst) < n {
             guard = self.wake_caller.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.caller_asleep.store(false, Ordering::SeqCst);
@@ -225,17 +264,23 @@ impl Shared {
 fn work(shared: &Shared, worker: usize) {
     let mut seen = 0;
     loop {
-        seen = shared.wait_for_epoch(seen);
+        let (epoch, joined) = shared.join(seen);
+        seen = epoch;
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: `run` set the job before it bumped the epoch that we just saw, and waits for `busy` to reach 0
-        // before it returns, so the closure lives.
-        let job = unsafe { (*shared.job.get()).expect("a job is set before the epoch is bumped") };
+        if !joined {
+            continue;
+        }
+        // SAFETY: the job was set before the state that we joined was stored, and its caller waits for us to leave before it
+        // returns, so the closure lives.
+        let job = unsafe { (*shared.job.get()).expect("a job is set before its epoch starts") };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(worker, shared.workers))) {
             lock(&shared.panic).get_or_insert(panic);
         }
-        if shared.busy.0.fetch_sub(1, Ordering::SeqCst) == 1 && shared.caller_asleep.load(Ordering::SeqCst) {
+        // The caller may be waiting for us; it sleeps only if we take long.
+        shared.left.0.fetch_add(1, Ordering::SeqCst);
+        if shared.caller_asleep.load(Ordering::SeqCst) {
             let _guard = lock(&shared.sleep);
             shared.wake_caller.notify_one();
         }
@@ -290,6 +335,19 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn who_comes_late_holds_nobody_up() {
+        // The caller's own chunk lets no one else near the units; the others find the door shut or no unit left.
+        let team = Team::new(4, 0);
+        for round in 0..2000 {
+            let done = AtomicUsize::new(0);
+            team.chunks(3 + round % 5, 1, &|range, _| {
+                done.fetch_add(range.len(), Ordering::Relaxed);
+            });
+            assert_eq!(done.load(Ordering::Relaxed), 3 + round % 5, "round {round}");
         }
     }
 

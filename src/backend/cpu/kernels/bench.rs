@@ -216,13 +216,23 @@ mod tests {
         let w = matrix(&Arc::new(filled(8 << 20).unwrap()), Codec::Q4_1, 1024);
         show("dequant", n, &mut || ops.dequant_row(&w, 77, &mut y));
         for (nq, d) in [(1, 64), (3, 64), (16, 128), (16, 576), (128, 192)] {
-            let nk = 64;
+            let nk = 32;
             let k = vec![f16::from_f32(0.5); nk * d];
             let (q, p, mut s, mut o) =
                 (vec![0.1; nq * d], vec![0.1; nq * nk], vec![0.0; nq * nk], vec![0.0; nq * d]);
-            let block = KvBlock::F16 { data: &k, stride: d };
-            show(&format!("qk {nq}x{d}"), nq * nk * d, &mut || ops.qk(&q, d, nq, block, nk, d, &mut s, nk));
-            show(&format!("pv {nq}x{d}"), nq * nk * d, &mut || ops.pv(&p, nk, nq, block, nk, d, &mut o, d));
+            let wide: Vec<f32> = k.iter().map(|v| v.to_f32()).collect();
+            for (name, block) in [
+                ("f16", KvBlock::F16 { data: &k, stride: d }),
+                ("f32", KvBlock::F32 { data: &wide, stride: d }),
+            ] {
+                let pairs = nq * nk * d;
+                show(&format!("qk {nq}x{d} {name}"), pairs, &mut || {
+                    ops.qk(&q, d, nq, block, nk, d, &mut s, nk);
+                });
+                show(&format!("pv {nq}x{d} {name}"), pairs, &mut || {
+                    ops.pv(&p, nk, nq, block, nk, d, &mut o, d);
+                });
+            }
         }
         for threads in [1, 2] {
             let team = Team::new(threads, 100);

@@ -12,10 +12,12 @@ macro_rules! entries {
         entries!(@ $S, ($($features)?)
             vector::quantize[](x: &[f32], out: &mut [Q8Group]) -> ();
             vector::rms_norm[](x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> ();
+            vector::rms_norm_in_place[](x: &mut [f32], weight: &[f32], eps: f32) -> ();
             vector::add[](x: &[f32], y: &mut [f32]) -> ();
             vector::axpy[](a: f32, x: &[f32], y: &mut [f32]) -> ();
             vector::scale[](a: f32, x: &mut [f32]) -> ();
             vector::silu_mul[](gate: &[f32], up: &[f32], out: &mut [f32]) -> ();
+            vector::from_f16[](x: &[crate::format::f16], out: &mut [f32]) -> ();
             vector::sigmoid[](x: &mut [f32]) -> ();
             vector::max[](x: &[f32]) -> f32;
             vector::exp_sum[](x: &mut [f32], max: f32) -> f32;

@@ -174,6 +174,20 @@ pub unsafe fn scale<S: Simd>(a: f32, x: &mut [f32]) {
     });
 }
 
+/// `out[i] = x[i]`, widened.
+///
+/// # Safety
+/// Equal lengths; the instruction set is available.
+#[inline(always)]
+pub unsafe fn from_f16<S: Simd>(x: &[crate::format::f16], out: &mut [f32]) {
+    let (x, o) = (x.as_ptr().cast::<u16>(), out.as_mut_ptr());
+    // SAFETY: the steps stay inside both slices; f16 is a transparent u16.
+    steps::<S>(out.len(), |i, n| unsafe {
+        let v = if n == S::W { S::load_f16(x.add(i)) } else { S::load_f16_part(x.add(i), n) };
+        store::<S>(o.add(i), v, n);
+    });
+}
+
 /// `y[i] += x[i]`.
 ///
 /// # Safety
@@ -193,19 +207,41 @@ pub unsafe fn add<S: Simd>(x: &[f32], y: &mut [f32]) {
 /// Equal lengths; the instruction set is available.
 #[inline(always)]
 pub unsafe fn rms_norm<S: Simd>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let (xp, w, o) = (x.as_ptr(), weight.as_ptr(), out.as_mut_ptr());
-    // SAFETY: the steps stay inside the three slices.
+    // SAFETY: equal lengths, by the contract.
+    unsafe { norm_to::<S>(x.as_ptr(), weight, eps, out.as_mut_ptr()) };
+}
+
+/// [`rms_norm`] with `x` as its own output.
+///
+/// # Safety
+/// Equal lengths; the instruction set is available.
+#[inline(always)]
+pub unsafe fn rms_norm_in_place<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
+    let p = x.as_mut_ptr();
+    // SAFETY: equal lengths, by the contract; each element is read before it is written.
+    unsafe { norm_to::<S>(p, weight, eps, p) };
+}
+
+/// Both norms.
+///
+/// # Safety
+/// `x` is valid for `weight.len()` reads and `out`, which may be the same, for as many writes; the instruction set is
+/// available.
+#[inline(always)]
+unsafe fn norm_to<S: Simd>(x: *const f32, weight: &[f32], eps: f32, out: *mut f32) {
+    let (w, len) = (weight.as_ptr(), weight.len());
+    // SAFETY: the steps stay inside the three.
     unsafe {
         let mut sums = [S::splat(0.0); 4];
-        steps::<S>(x.len(), |i, n| {
-            let v = load::<S>(xp.add(i), n);
+        steps::<S>(len, |i, n| {
+            let v = load::<S>(x.add(i), n);
             let sum = &mut sums[i / S::W % S::SUBS];
             *sum = S::fma(v, v, *sum);
         });
-        let inverse = S::splat(1.0 / (S::sum16(&sums) / x.len() as f32 + eps).sqrt());
-        steps::<S>(x.len(), |i, n| {
-            let v = S::mul(S::mul(load::<S>(xp.add(i), n), inverse), load::<S>(w.add(i), n));
-            store::<S>(o.add(i), v, n);
+        let inverse = S::splat(1.0 / (S::sum16(&sums) / len as f32 + eps).sqrt());
+        steps::<S>(len, |i, n| {
+            let v = S::mul(S::mul(load::<S>(x.add(i), n), inverse), load::<S>(w.add(i), n));
+            store::<S>(out.add(i), v, n);
         });
     }
 }
