@@ -70,7 +70,9 @@ pub fn stop(args: &StopArgs, common: &Common) -> Result<()> {
 pub fn list(args: &ListArgs, common: &Common) -> Result<()> {
     let flags = args.models.iter().map(|f| ("serve.models", f.to_string_lossy().into_owned())).collect();
     let config = common.config(flags)?;
-    let default = Some(config.text("model")).filter(|m| !m.is_empty()).map(Into::into);
+    // As the daemon has it: a folder stands for itself, else there is a default.
+    let folder_only = config.text("model").is_empty() && !config.text("serve.models").is_empty();
+    let default = if folder_only { None } else { Some(super::resolve::model(None, &config)?) };
     let shelf = Shelf::new(Options::new(""), default, &config);
     let models = shelf.models()?;
     let bytes = |p: &std::path::Path| std::fs::metadata(p).map_or(0, |m| m.len());

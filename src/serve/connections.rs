@@ -1,8 +1,9 @@
 //! Connections: accepted within a bound, each on a task of its own; when all places are taken, an idle one makes room.
 
 use super::io::{Io, Sock};
-use super::{Server, body, routes};
+use super::{Server, Settings, body, routes};
 use axum::body::Body;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::collections::BTreeMap;
@@ -152,6 +153,25 @@ async fn turn_away(sock: Sock) {
     drop(io.write_all(said.as_bytes()).await);
 }
 
+/// HTTP within these settings' bounds.
+pub fn http(settings: &Settings) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(settings.head_within)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        // A client may close its sending side and wait for the answer.
+        .half_close(true);
+    http
+}
+
+/// No request comes after this one.
+fn says_last<B>(request: &hyper::Request<B>) -> bool {
+    let close = |v: &hyper::header::HeaderValue| v.to_str().is_ok_and(|v| v.eq_ignore_ascii_case("close"));
+    request.version() == hyper::Version::HTTP_10
+        || request.headers().get(hyper::header::CONNECTION).is_some_and(close)
+}
+
 async fn serve(
     server: Arc<Server>,
     all: Arc<Connections>,
@@ -165,19 +185,15 @@ async fn serve(
     let answer = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
         busy.fetch_add(1, Ordering::Relaxed);
         let (server, peer, held) = (server.clone(), peer.clone(), Busy(busy.clone()));
+        if says_last(&request) {
+            watched.is_last();
+        }
         async move {
             let response = routes::answer(server, peer, request.map(Body::new)).await;
             Ok::<_, std::convert::Infallible>(body::holding(response, held))
         }
     });
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(settings.head_within)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .max_headers(HEADERS_MAX)
-        // A client may close its sending side and wait for the answer.
-        .half_close(true)
-        .serve_connection(TokioIo::new(io), answer);
+    let connection = http(&settings).serve_connection(TokioIo::new(io), answer);
     let mut connection = std::pin::pin!(connection);
     let mut told = *ending.borrow();
     if told {

@@ -70,16 +70,25 @@ pub struct Watched {
     sock: Sock,
     /// The client has closed its sending side. It may still be reading.
     ended: AtomicBool,
+    /// It said that its request is the last.
+    last: AtomicBool,
 }
 
 impl Watched {
+    /// The client said that the connection ends with this request.
+    pub fn is_last(&self) {
+        self.last.store(true, Ordering::Relaxed);
+    }
+
     /// Ends when the client is gone: it closed its sending side and cannot be written to either. A client that only
-    /// half-closed still gets its answer. TCP does not tell the two apart before a write fails.
+    /// half-closed still gets its answer. TCP does not tell the two apart before a write fails; there, who half-closes on
+    /// purpose says that the request is the last, and who just vanishes was about to send more.
     pub async fn gone(&self) {
         const LOOK_EVERY: Duration = Duration::from_millis(100);
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            if self.ended.load(Ordering::Relaxed) && self.sock.write_closed().await {
+            let vanished = matches!(self.sock, Sock::Tcp(_)) && !self.last.load(Ordering::Relaxed);
+            if self.ended.load(Ordering::Relaxed) && (vanished || self.sock.write_closed().await) {
                 return;
             }
         }
@@ -97,7 +106,7 @@ pub struct Io {
 impl Io {
     /// `write_within` bounds how long a client may leave what was sent unread.
     pub fn new(sock: Sock, write_within: Duration) -> (Io, Arc<Watched>) {
-        let shared = Arc::new(Watched { sock, ended: AtomicBool::new(false) });
+        let shared = Arc::new(Watched { sock, ended: AtomicBool::new(false), last: AtomicBool::new(false) });
         (Io { shared: shared.clone(), write_within, stalled: None }, shared)
     }
 }

@@ -24,12 +24,14 @@ mod metrics;
 mod models;
 mod ollama;
 mod options;
+mod probe;
 mod routes;
 mod small;
 mod supervise;
 
 pub use metrics::REFERENCE as METRICS;
 pub use models::{Known, Loaded, Loader};
+pub use probe::Probe;
 pub use supervise::run;
 
 use crate::sample::SampleParams;

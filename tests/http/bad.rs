@@ -125,7 +125,10 @@ fn half_closed_and_vanished_clients() {
         if stream {
             gone.read_exact(&mut [0; 200]).unwrap();
         } else {
-            std::thread::sleep(Duration::from_millis(30));
+            let until = Instant::now() + Duration::from_secs(20);
+            while d.metric("tegu_requests_open") < 1.0 {
+                assert!(Instant::now() < until, "the request is not taken");
+            }
         }
         drop(gone);
         let until = Instant::now() + Duration::from_secs(20);
