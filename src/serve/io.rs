@@ -55,21 +55,20 @@ impl Sock {
         }
     }
 
-    /// Whether the other side can no longer be written to.
-    async fn write_closed(&self) -> bool {
+    /// What the other side has closed, as the kernel tells it: `(sending, receiving)`.
+    async fn closed(&self) -> (bool, bool) {
+        let both = Interest::READABLE | Interest::WRITABLE;
         let ready = match self {
-            Sock::Unix(s) => s.ready(Interest::WRITABLE).await,
-            Sock::Tcp(s) => s.ready(Interest::WRITABLE).await,
+            Sock::Unix(s) => s.ready(both).await,
+            Sock::Tcp(s) => s.ready(both).await,
         };
-        ready.map_or(true, |r| r.is_write_closed())
+        ready.map_or((true, true), |r| (r.is_read_closed(), r.is_write_closed()))
     }
 }
 
 /// What connection and watcher share.
 pub struct Watched {
     sock: Sock,
-    /// The client has closed its sending side. It may still be reading.
-    ended: AtomicBool,
     /// It said that its request is the last.
     last: AtomicBool,
 }
@@ -80,15 +79,15 @@ impl Watched {
         self.last.store(true, Ordering::Relaxed);
     }
 
-    /// Ends when the client is gone: it closed its sending side and cannot be written to either. A client that only
-    /// half-closed still gets its answer. TCP does not tell the two apart before a write fails; there, who half-closes on
+    /// Ends when the client is gone: it neither sends nor receives. A client that only half-closed still gets its answer. TCP does not tell the two apart before a write fails; there, who half-closes on
     /// purpose says that the request is the last, and who just vanishes was about to send more.
     pub async fn gone(&self) {
         const LOOK_EVERY: Duration = Duration::from_millis(100);
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
+            let (sending, receiving) = self.sock.closed().await;
             let vanished = matches!(self.sock, Sock::Tcp(_)) && !self.last.load(Ordering::Relaxed);
-            if self.ended.load(Ordering::Relaxed) && (vanished || self.sock.write_closed().await) {
+            if receiving || (sending && vanished) {
                 return;
             }
         }
@@ -106,7 +105,7 @@ pub struct Io {
 impl Io {
     /// `write_within` bounds how long a client may leave what was sent unread.
     pub fn new(sock: Sock, write_within: Duration) -> (Io, Arc<Watched>) {
-        let shared = Arc::new(Watched { sock, ended: AtomicBool::new(false), last: AtomicBool::new(false) });
+        let shared = Arc::new(Watched { sock, last: AtomicBool::new(false) });
         (Io { shared: shared.clone(), write_within, stalled: None }, shared)
     }
 }
@@ -117,9 +116,6 @@ impl AsyncRead for Io {
             ready!(self.shared.sock.poll_ready(cx, false))?;
             match self.shared.sock.try_read(buf.initialize_unfilled()) {
                 Ok(n) => {
-                    if n == 0 && buf.remaining() > 0 {
-                        self.shared.ended.store(true, Ordering::Relaxed);
-                    }
                     buf.advance(n);
                     return Poll::Ready(Ok(()));
                 }
