@@ -10,10 +10,12 @@ use crate::kv::PAGE_TOKENS;
 use std::time::{Duration, Instant};
 
 /// How long a step may keep a newcomer waiting.
-const STEP: Duration = Duration::from_millis(30);
+const STEP: Duration = Duration::from_millis(20);
+/// Short chunks are multiples of this: half a page.
+const CHUNK: usize = PAGE_TOKENS / 2;
 /// A machine slower than this a row reads larger chunks all the same: its weights are read once a chunk.
 const SLOW_ROW_US: f64 = 1000.0;
-/// A prompt that has waited a second counts as this many tokens shorter.
+/// A prompt of which nothing was read for a second counts as this many tokens shorter.
 const AGE_TOKENS: f64 = 256.0;
 
 impl Engine {
@@ -75,12 +77,14 @@ impl Engine {
     fn prompt_order_of(&self, mut prompts: Vec<usize>, now: Instant) -> Vec<usize> {
         let key = |&i: &usize| {
             let s = &self.seqs[i];
-            let waited = now.duration_since(s.opened).as_secs_f64();
+            let waited = now.saturating_duration_since(s.advanced).as_secs_f64();
             let length = (s.pending() as f64 - waited * AGE_TOKENS).max(0.0) as u64;
             // Of two deadlines only a pressing one counts, and then it counts most.
             let left = s.deadline.map(|d| d.saturating_duration_since(now));
             let pressing = left.filter(|l| *l < Duration::from_secs(10)).unwrap_or(Duration::MAX);
-            (s.class, pressing, self.accounts.level(&s.client), length, s.id)
+            // Of clients who were given as much, one that has nothing under way is first.
+            let own = self.running(s.class, Some(&s.client)).min(1);
+            (s.class, pressing, self.accounts.level(&s.client), own, length, s.id)
         };
         prompts.sort_by_cached_key(key);
         prompts
@@ -93,23 +97,31 @@ impl Engine {
         if !self.shared || short {
             return most.max(1);
         }
-        let least = if self.row_us > SLOW_ROW_US { 2 * PAGE_TOKENS } else { PAGE_TOKENS };
         let known = if self.row_us > 0.0 { self.row_us } else { SLOW_ROW_US };
+        let least = if known > SLOW_ROW_US { 2 * PAGE_TOKENS } else { CHUNK };
         let rows = (STEP.as_micros() as f64 / known) as usize;
-        // Whole pages, so that chunk lengths are few.
-        (rows / PAGE_TOKENS * PAGE_TOKENS).clamp(least, most.max(least)).min(most.max(1))
+        // Few lengths, of which pages are made.
+        (rows / CHUNK * CHUNK).clamp(least, most.max(least)).min(most.max(1))
     }
 
     /// Lets a sequence begin, or come back: if not too many of its rank run already, and if all that it reads would fit.
     fn admit(&mut self, i: usize, batch: usize, kept: &[(usize, usize)]) -> bool {
-        let rank = self.rank(i);
-        let ahead = |s: &&super::Sequence| s.done.is_none() && s.attached && s.class <= rank.0;
-        let running = self.seqs.iter().filter(ahead).count();
-        if running >= (2 * batch).max(16) {
+        let s = &self.seqs[i];
+        // Whoever has none under way may have one: the slots are not for who comes first to take them all.
+        let full = self.running(s.class, None) >= (2 * batch).max(16);
+        if full && self.running(s.class, Some(&s.client)) > 0 {
             return false;
         }
         let kept: Vec<usize> = kept.iter().map(|&(k, _)| k).collect();
         self.attach(i, &kept)
+    }
+
+    /// Sequences under way of this class or an earlier one, of all clients or of one.
+    fn running(&self, class: Class, client: Option<&str>) -> usize {
+        let counts = |s: &&super::Sequence| {
+            s.done.is_none() && s.attached && s.class <= class && client.is_none_or(|c| s.client == c)
+        };
+        self.seqs.iter().filter(counts).count()
     }
 
     /// Makes room for `rows` more rows of a sequence and adds it to the step. Without room it waits; if nothing else holds

@@ -126,7 +126,7 @@ impl Engine {
 
     /// Counts the rows of a step, and takes a token wherever all are read.
     fn take_results(&mut self, batch: &[(usize, usize)], took: Duration, events: &mut Vec<Event>) {
-        let (vocab, hidden) = (self.hyper.vocab, self.hyper.hidden);
+        let (vocab, hidden, now) = (self.hyper.vocab, self.hyper.hidden, Instant::now());
         let mut logits = std::mem::take(&mut self.out.logits);
         let mut rows = logits.chunks_mut(vocab);
         let mut first_row = 0;
@@ -136,7 +136,7 @@ impl Engine {
             let tag = s.tag_at(s.table.tokens);
             s.tags.resize(s.tags.len() + n, tag);
             s.table.tokens += n;
-            s.served = self.steps;
+            (s.served, s.advanced) = (self.steps, now);
             *(if prefill { &mut s.stats.prefill } else { &mut s.stats.decode }) += took;
             if prefill {
                 let tokens = s.table.tokens.min(s.prompt_len);

@@ -37,7 +37,9 @@ pub(super) struct Sequence {
     pub done: Option<Done>,
     /// The step that last advanced it.
     pub served: u64,
-    pub opened: Instant,
+    /// When rows of it were last in a step; at first, when it was opened.
+    pub advanced: Instant,
+    opened: Instant,
     pub stats: Stats,
 }
 
@@ -64,6 +66,7 @@ impl Sequence {
             must_slide: false,
             done: None,
             served: 0,
+            advanced: Instant::now(),
             opened: Instant::now(),
             stats: Stats::default(),
         }
