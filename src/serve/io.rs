@@ -79,8 +79,9 @@ impl Watched {
         self.last.store(true, Ordering::Relaxed);
     }
 
-    /// Ends when the client is gone: it neither sends nor receives. A client that only half-closed still gets its answer. TCP does not tell the two apart before a write fails; there, who half-closes on
-    /// purpose says that the request is the last, and who just vanishes was about to send more.
+    /// Ends when the client is gone: it neither sends nor receives. A client that only half-closed still gets its
+    /// answer. TCP does not tell the two apart before a write fails; there, who half-closes on purpose says that the
+    /// request is the last, and who just vanishes was about to send more.
     pub async fn gone(&self) {
         const LOOK_EVERY: Duration = Duration::from_millis(100);
         loop {
