@@ -188,8 +188,9 @@ impl Shared {
     /// Starts the next epoch with `flags` and wakes who sleeps. Only the caller does this, with the door shut.
     fn next_epoch(&self, flags: u64) {
         let next = (epoch(self.state.0.load(Ordering::Relaxed)) + 1) << 32; // wraps: only equality matters
-        // SeqCst here and in `wait_for_epoch`: either we see the sleeper, or it sees the new epoch.
-        self.state.0.store(next | flags, Ordering::SeqCst);
+        // SeqCst here and in `wait_for_epoch`: either we see the sleeper, or it sees the new epoch. A swap rather than a
+        // store: an emulator of ARM on x86 may let a load that follows a SeqCst store overtake it.
+        self.state.0.swap(next | flags, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) > 0 {
             let _guard = lock(&self.sleep);
             self.wake_workers.notify_all();
@@ -236,7 +237,8 @@ impl Shared {
             return;
         }
         let mut guard = lock(&self.sleep);
-        self.caller_asleep.store(true, Ordering::SeqCst);
+        // As in `next_epoch`: either the one who leaves sees us asleep, or we see that it left.
+        self.caller_asleep.swap(true, Ordering::SeqCst);
         while self.left.0.load(Ordering::SeqCst) < n {
             guard = self.wake_caller.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
