@@ -164,16 +164,17 @@ pub trait Backend: Send {
         0
     }
 
-    /// Copies a page's contents.
-    fn copy_page(&mut self, from: PageId, to: PageId);
+    /// Copies a page's contents. After an error the contents of `to` are undefined.
+    fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()>;
 
     /// Appends the first `tokens` positions of a block table to `out` in the canonical serial form: for each layer, for
-    /// each position in order, the key (or latent) row, then the value row, little-endian.
-    fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>);
+    /// each position in order, the key (or latent) row, then the value row, little-endian. After an error what was appended is
+    /// undefined.
+    fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>) -> Result<()>;
 
     /// Fills pages from the canonical form; the reverse of [`Backend::export`]. `bytes` must have exactly the length that
-    /// export gives.
-    fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]);
+    /// export gives. After an error the contents of `pages` are undefined.
+    fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]) -> Result<()>;
 
     /// Work counted so far.
     fn counters(&self) -> Counters;

@@ -139,21 +139,21 @@ impl Engine {
         let mut bytes = std::mem::take(&mut self.bytes);
         let read = spill.read(slot, &mut bytes);
         let tokens = self.tree.tags(id).len();
-        if let Err(e) = &read {
+        let pages: Vec<PageId> = (0..self.stride).map(|_| self.pool.take().expect("room was made")).collect();
+        let done = read.and_then(|()| self.backend.import(&pages, tokens, &bytes));
+        if let Err(e) = &done {
             log::warn!("{e}; the tokens are read again");
+            pages.into_iter().for_each(|p| self.pool.release(p));
             let mut slots = Vec::new();
             self.tree.remove(&mut self.pool, id, &mut slots);
             self.free_slots(slots);
         } else {
-            let pages: Vec<PageId> =
-                (0..self.stride).map(|_| self.pool.take().expect("room was made")).collect();
-            self.backend.import(&pages, tokens, &bytes);
             let slot = self.tree.fetched(id, pages);
             self.free_slots(vec![slot]);
             self.cache_counters.fetched += 1;
         }
         self.bytes = bytes;
-        read.is_ok()
+        done.is_ok()
     }
 
     /// Tokens of a block.
@@ -247,8 +247,8 @@ impl Engine {
         }
         let Place::Pages(pages) = self.tree.place(id) else { unreachable!("what is evicted is in memory") };
         self.bytes.clear();
-        self.backend.export(pages, self.tree.tags(id).len(), &mut self.bytes);
-        match spill.write(&self.bytes) {
+        let taken = self.backend.export(pages, self.tree.tags(id).len(), &mut self.bytes);
+        match taken.and_then(|()| spill.write(&self.bytes)) {
             Ok(slot) => {
                 self.tree.spilled(&mut self.pool, id, slot);
                 self.cache_counters.spilled += 1;

@@ -7,6 +7,7 @@
 use super::request::{Class, Done, Event};
 use super::{Budget, Engine};
 use crate::kv::PAGE_TOKENS;
+use crate::units::Error;
 use std::time::{Duration, Instant};
 
 /// How long a step may keep a newcomer waiting.
@@ -148,11 +149,25 @@ impl Engine {
         let s = &mut self.seqs[i];
         let copies = s.table.reserve(&mut self.pool, tokens, self.stride).expect("room was made");
         for (from, to) in copies {
-            self.backend.copy_page(from, to);
+            if let Err(error) = self.backend.copy_page(from, to) {
+                self.end_without_copy(i, error, events);
+                return false;
+            }
             self.cache_counters.copied += 1;
         }
         kept.push((i, rows));
         true
+    }
+
+    /// Ends a sequence whose half-written block could not be copied: what the block holds now is undefined and must not
+    /// reach the prefix tree.
+    fn end_without_copy(&mut self, i: usize, error: Error, events: &mut Vec<Event>) {
+        let whole = self.seqs[i].table.tokens / self.block_tokens() * self.block_tokens();
+        let s = &mut self.seqs[i];
+        s.table.truncate(&mut self.pool, whole, self.stride);
+        s.tags.truncate(whole);
+        s.done = Some(Done::Context);
+        events.push(Event::Failed { seq: s.id, error });
     }
 
     /// Ends a sequence for which there will never be room: an answer that has begun ends where the cache does, a prompt that

@@ -93,17 +93,18 @@ impl Engine {
     fn block_bytes(&mut self, id: usize, tokens: usize, bytes: &mut Vec<u8>) -> Result<()> {
         bytes.clear();
         match self.tree.place(id) {
-            Place::Pages(pages) => self.backend.export(pages, tokens, bytes),
+            Place::Pages(pages) => self.backend.export(pages, tokens, bytes)?,
             Place::Spilled(slot) => {
                 let whole = self.tree.tags(id).len();
                 self.spill.as_ref().expect("what is spilled has a file").read(*slot, bytes)?;
                 if whole > tokens {
                     // The serial form is by layers: a shorter one comes from pages.
                     let pages = self.take_pages()?;
-                    self.backend.import(&pages, whole, bytes);
+                    let imported = self.backend.import(&pages, whole, bytes);
                     bytes.clear();
-                    self.backend.export(&pages, tokens, bytes);
+                    let done = imported.and_then(|()| self.backend.export(&pages, tokens, bytes));
                     pages.into_iter().for_each(|p| self.pool.release(p));
+                    done?;
                 }
             }
         }
@@ -166,8 +167,9 @@ impl Engine {
             bytes.resize(serial_bytes(&self.hyper, self.backend.kv_type(), n), 0);
             file.read_exact(&mut bytes).map_err(|e| Error::io(path, "read", e))?;
             let own = self.take_pages()?;
-            self.backend.import(&own, n, &bytes);
-            pages.extend(own);
+            // With the others before anything can fail, so that all are given back.
+            pages.extend_from_slice(&own);
+            self.backend.import(&own, n, &bytes)?;
         }
         Ok(())
     }

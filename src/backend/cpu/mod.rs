@@ -306,16 +306,19 @@ impl Backend for CpuBackend {
         self.cache.discard(pages)
     }
 
-    fn copy_page(&mut self, from: PageId, to: PageId) {
+    fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
         self.cache.copy_page(from, to);
+        Ok(())
     }
 
-    fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>) {
+    fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>) -> Result<()> {
         self.cache.export(pages, tokens, out);
+        Ok(())
     }
 
-    fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]) {
+    fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]) -> Result<()> {
         self.cache.import(pages, tokens, bytes);
+        Ok(())
     }
 
     fn counters(&self) -> Counters {

@@ -461,24 +461,19 @@ impl Backend for CudaBackend {
         self.options.kv_type()
     }
 
-    fn copy_page(&mut self, from: PageId, to: PageId) {
-        let done = self.gpu.context().bind().and_then(|()| self.pages.copy(&self.gpu.device, from, to));
-        done.expect("a copy inside device memory that was taken");
+    fn copy_page(&mut self, from: PageId, to: PageId) -> Result<()> {
+        self.gpu.context().bind()?;
+        self.pages.copy(&self.gpu.device, from, to)
     }
 
-    fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>) {
-        let done =
-            self.gpu.context().bind().and_then(|()| self.pages.export(&self.gpu.device, pages, tokens, out));
-        done.expect("a copy of device memory that was taken");
+    fn export(&self, pages: &[PageId], tokens: usize, out: &mut Vec<u8>) -> Result<()> {
+        self.gpu.context().bind()?;
+        self.pages.export(&self.gpu.device, pages, tokens, out)
     }
 
-    fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]) {
-        let done = self
-            .gpu
-            .context()
-            .bind()
-            .and_then(|()| self.pages.import(&self.gpu.device, pages, tokens, bytes));
-        done.expect("a copy to device memory that was taken");
+    fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]) -> Result<()> {
+        self.gpu.context().bind()?;
+        self.pages.import(&self.gpu.device, pages, tokens, bytes)
     }
 
     fn counters(&self) -> Counters {
