@@ -19,6 +19,7 @@
 //! | [`engine`] | the step loop: sequences, batches, order, spill, sessions; `service`: its thread | sample and below, text |
 //! | [`config`], [`observe`] | settings; logging and progress | units, limits |
 //! | [`serve`] | sockets, HTTP, OpenAI's and Ollama's endpoints; which model is in memory | engine and below, text, config |
+//! | [`power`] | a board's sensors and clocks, through one seam of files | units, limits, observe, engine |
 //! | [`net`] | a blocking HTTP client for the command line | units, limits |
 //! | `app` | the only place that knows every room | all but cli |
 //! | `cli` | `tegu run chat serve ps stop list logits ppl bench inspect pack synth` | all |
@@ -55,6 +56,8 @@ pub mod engine;
 pub mod config;
 
 pub mod observe;
+
+pub mod power;
 
 pub mod serve;
 

@@ -27,6 +27,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "text", "engine",
         ],
     ),
+    // A side room: of the engine it knows the Budget that it returns, and nothing else knows it but app and cli.
+    ("power", &["units", "limits", "observe", "engine"]),
     ("net", &["units", "limits"]),
     ("app", ALL_BUT_CLI),
     ("cli", ALL),
@@ -34,11 +36,11 @@ const IMPORTS: &[(&str, &[&str])] = &[
 ];
 const ALL_BUT_CLI: &[&str] = &[
     "units", "limits", "format", "observe", "config", "weights", "model", "text", "kv", "backend", "sample",
-    "engine", "serve", "net",
+    "engine", "power", "serve", "net",
 ];
 const ALL: &[&str] = &[
     "units", "limits", "format", "observe", "config", "weights", "model", "text", "kv", "backend", "sample",
-    "engine", "serve", "net", "app", "cli",
+    "engine", "power", "serve", "net", "app", "cli",
 ];
 
 /// Rooms that may hold `unsafe`: the map and aligned buffers, and SIMD.

@@ -1,0 +1,12 @@
+//! Power: what the board measures, and how its clocks are steered. Everything is optional: a sensor that a board, a
+//! kernel or a release lacks is absent, never zero.
+//!
+//! ```text
+//! nodes (files of a board, real or simulated) ─► board, sensors ─► Sample ─► governor ─► Budget, Clocks ─► helper ─► nodes
+//! ```
+//!
+//! Nothing here runs on its own: the daemon, or a command, holds the pieces and calls them.
+
+pub mod board;
+pub mod nodes;
+pub mod types;
