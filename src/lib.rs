@@ -19,7 +19,7 @@
 //! | [`engine`] | the step loop: sequences, batches, order, spill, sessions; `service`: its thread | sample and below, text |
 //! | [`config`], [`observe`] | settings; logging and progress | units, limits |
 //! | [`serve`] | sockets, HTTP, OpenAI's and Ollama's endpoints; which model is in memory | engine and below, text, config |
-//! | [`power`] | a board's sensors and clocks, through one seam of files | units, limits, observe, engine |
+//! | [`power`] | a board's sensors, clocks and governor; simulated boards | units, limits, observe, config, engine |
 //! | [`net`] | a blocking HTTP client for the command line | units, limits |
 //! | `app` | the only place that knows every room | all but cli |
 //! | `cli` | `tegu run chat serve ps stop list logits ppl bench inspect pack synth` | all |

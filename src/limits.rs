@@ -63,3 +63,7 @@ pub const SESSIONS_MAX: usize = 1_024;
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 /// Brackets of a grammar inside one another: its parsers recurse.
 pub const GRAMMAR_DEPTH_MAX: usize = 200;
+/// Bytes of a power profile's file. The longest of ours has under 2 KB, comments included.
+pub const PROFILE_BYTES_MAX: u64 = 64 << 10;
+/// Bytes of a recording that a report is made of: a week of two samples a second.
+pub const RECORDING_BYTES_MAX: u64 = 256 << 20;

@@ -8,5 +8,9 @@
 //! Nothing here runs on its own: the daemon, or a command, holds the pieces and calls them.
 
 pub mod board;
+mod built_in;
+pub mod governor;
 pub mod nodes;
+pub mod profile;
+pub mod sim;
 pub mod types;

@@ -28,7 +28,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
         ],
     ),
     // A side room: of the engine it knows the Budget that it returns, and nothing else knows it but app and cli.
-    ("power", &["units", "limits", "observe", "engine"]),
+    ("power", &["units", "limits", "observe", "config", "engine"]),
     ("net", &["units", "limits"]),
     ("app", ALL_BUT_CLI),
     ("cli", ALL),
@@ -76,7 +76,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("tokenizers", &["text"]),
     ("tokio", &["serve"]),
     ("toktrie", &["sample"]),
-    ("toml", &["config"]),
+    ("toml", &["config", "power"]),
     ("xxhash_rust", &["backend", "engine"]),
 ];
 
