@@ -8,6 +8,7 @@ mod golden;
 mod http;
 mod kernels;
 mod pack;
+mod power;
 mod sequences;
 mod service;
 mod support;

@@ -20,6 +20,7 @@ mod logits;
 mod out;
 mod pack;
 mod perplexity;
+mod power;
 mod ppl;
 mod remote;
 mod resolve;
@@ -103,6 +104,8 @@ enum Command {
     Pack(pack::Args),
     /// Write a GGUF with random weights in the shape of a published model.
     Synth(synth::Args),
+    /// Show the board's sensors and power modes, and run the clock helper.
+    Power(power::PowerArgs),
     /// Compile the CUDA kernels ahead of time.
     #[command(after_long_help = kernels::EXAMPLES)]
     Kernels(kernels::KernelsArgs),
@@ -178,6 +181,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         }
         Command::Pack(args) => pack::pack(args),
         Command::Synth(args) => synth::synth(args),
+        Command::Power(args) => power::run(args),
         Command::Kernels(args) => kernels::run(args, common),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -9,8 +9,17 @@
 
 pub mod board;
 mod built_in;
+pub mod clocks;
+pub mod find;
 pub mod governor;
+pub mod helper;
+pub mod ledger;
+pub mod modes;
 pub mod nodes;
+pub mod nvidia;
 pub mod profile;
+pub mod sane;
+pub mod sensors;
 pub mod sim;
 pub mod types;
+pub mod wire;

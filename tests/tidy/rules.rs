@@ -67,6 +67,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("memmap2", &["weights"]),
     ("minijinja", &["text"]),
     ("minijinja_contrib", &["text"]),
+    ("nvml_wrapper", &["power"]),
     ("rustix", &["weights"]),
     ("rustyline", &["cli"]),
     ("sd_notify", &["serve"]),

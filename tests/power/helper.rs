@@ -1,0 +1,337 @@
+//! The clock helper over its socket: one holder, a heartbeat, a way out; then as a process that is ended and killed.
+
+use super::trees::{EMC, Release, build, get, gpu_folder, put, spec};
+use crate::support::{emulated, program};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tegu::power::clocks::Actuator;
+use tegu::power::helper::{Helper, listen};
+use tegu::power::modes::{Modes, Programs};
+use tegu::power::nodes::RealNodes;
+use tegu::power::types::Clocks;
+use tegu::power::wire::{Ask, Client};
+
+const MHZ: u64 = 1_000_000;
+const RELEASE: Release = Release::Six;
+
+/// Programs that switch the tree as NVIDIA's would.
+struct Scripted {
+    root: PathBuf,
+    /// nvpmodel in a mount namespace: says nothing wrong, does nothing.
+    pretends: bool,
+}
+
+impl Programs for Scripted {
+    fn run(&mut self, program: &str, args: &[&str]) -> std::io::Result<(bool, String)> {
+        let max = format!("{}/max_freq", gpu_folder(RELEASE));
+        match (program, args) {
+            ("systemctl", ["start", unit]) if unit.starts_with("tegu-mode@") && !self.pretends => {
+                let mhz = if *unit == "tegu-mode@0.service" { 612 } else { 918 };
+                put(&self.root, &max, &format!("{}\n", mhz * MHZ));
+            }
+            ("nvfancontrol", ["-q"]) => {
+                let conf = get(&self.root, "/etc/nvfancontrol.conf");
+                let line = conf.lines().find(|l| l.contains("FAN_DEFAULT_PROFILE")).unwrap();
+                let now = line.split_whitespace().last().unwrap();
+                return Ok((true, format!("FAN1:FAN_PROFILE:{now}\n")));
+            }
+            _ => {}
+        }
+        Ok((true, "Running in chroot, ignoring request".into()))
+    }
+}
+
+struct Rig {
+    dir: tempfile::TempDir,
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<tegu::units::Result<()>>>,
+}
+
+impl Rig {
+    fn start(pretends: bool) -> Rig {
+        let dir = tempfile::tempdir().unwrap();
+        build(dir.path(), spec("nano-8-super"), RELEASE);
+        let nodes = Arc::new(RealNodes::under(dir.path()));
+        let actuator = Actuator::open(nodes.clone(), None, &dir.path().join("clocks.json")).unwrap();
+        let programs = Scripted { root: dir.path().to_owned(), pretends };
+        let modes = Modes::new(nodes, Box::new(programs), true);
+        let listener = listen(&dir.path().join("s")).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let asked = stop.clone();
+        let serve = move || {
+            Helper::new(actuator, modes).serve(listener, Arc::new(move || asked.load(Ordering::SeqCst)))
+        };
+        Rig { thread: Some(std::thread::spawn(serve)), dir, stop }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.dir.path().join("s")).unwrap()
+    }
+
+    fn cap_mhz(&self) -> u64 {
+        cap_mhz(self.dir.path())
+    }
+
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.take().unwrap().join().unwrap().unwrap();
+    }
+}
+
+fn cap_mhz(root: &Path) -> u64 {
+    get(root, &format!("{}/max_freq", gpu_folder(RELEASE))).parse::<u64>().unwrap_or(0) / MHZ
+}
+
+fn cap(mhz: u64) -> Clocks {
+    Clocks { gpu_cap_hz: Some(mhz * MHZ), ..Clocks::default() }
+}
+
+/// Waits for what must come soon.
+fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < Duration::from_secs(20), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn silence_gives_everything_back() {
+    let mut rig = Rig::start(false);
+    let mut client = rig.client();
+    let out = client.set(&cap(612), 300).unwrap();
+    assert_eq!((out[0].got_hz, rig.cap_mhz()), (Some(612 * MHZ), 612));
+    // Words keep it.
+    for _ in 0..8 {
+        std::thread::sleep(Duration::from_millis(75));
+        client.beat().unwrap();
+    }
+    assert_eq!(rig.cap_mhz(), 612);
+    soon("no heartbeat", || rig.cap_mhz() == 1_020);
+    // A client that is gone needs no lease to run out.
+    client.set(&cap(510), 60_000).unwrap();
+    assert_eq!(rig.cap_mhz(), 510);
+    drop(client);
+    soon("the client is gone", || rig.cap_mhz() == 1_020);
+    rig.end();
+}
+
+#[test]
+fn one_holds_and_anyone_may_end_it() {
+    let mut rig = Rig::start(false);
+    let (mut first, mut second) = (rig.client(), rig.client());
+    first.set(&cap(612), 60_000).unwrap();
+    let e = second.set(&cap(408), 1_000).unwrap_err().to_string();
+    assert!(e.contains("another client"), "{e}");
+    let status = second.ask(&Ask::Status).unwrap();
+    assert_eq!(status.want, Some(cap(612)));
+    assert_eq!(
+        (status.held.len(), status.held[0].now.as_str(), status.held[0].old.as_str()),
+        (1, "612000000", "1020000000")
+    );
+    second.release().unwrap();
+    assert_eq!(rig.cap_mhz(), 1_020);
+    second.set(&cap(408), 60_000).unwrap();
+    assert_eq!(rig.cap_mhz(), 408);
+    // The end of the helper is the end of what it holds.
+    rig.end();
+    assert_eq!(rig.cap_mhz(), 1_020);
+}
+
+#[test]
+fn bad_requests_are_answered_and_change_nothing() {
+    let mut rig = Rig::start(false);
+    let stream = UnixStream::connect(rig.dir.path().join("s")).unwrap();
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    let mut say = |line: &str| {
+        (&stream).write_all(line.as_bytes()).unwrap();
+        (&stream).write_all(b"\n").unwrap();
+        lines.next().unwrap().unwrap()
+    };
+    for bad in [
+        "",
+        "{",
+        "[]",
+        "{\"verb\":\"chmod\"}",
+        "{\"verb\":\"set\"}",
+        "{\"verb\":\"set\",\"clocks\":{\"gpu_cap\":1}}",
+        "{\"verb\":\"set\",\"clocks\":{\"gpu_cap_hz\":-1}}",
+        "{\"verb\":\"set\",\"clocks\":{\"gpu_cap_hz\":5}}",
+        "{\"verb\":\"set\",\"clocks\":{\"gpu_cap_hz\":99999999999}}",
+        "{\"verb\":\"set\",\"clocks\":{},\"lease_ms\":0}",
+        "{\"verb\":\"set\",\"clocks\":{},\"lease_ms\":9999999}",
+        "{\"verb\":\"mode\",\"name\":\"../../x\"}",
+        "{\"verb\":\"fan\",\"profile\":\"x y\"}",
+    ] {
+        let answer = say(bad);
+        assert!(answer.starts_with("{\"error\":"), "{bad}: {answer}");
+    }
+    assert_eq!(say("{\"verb\":\"beat\"}"), "{}", "the connection lives on");
+    // A line without an end is cut off, and so is whoever sends it.
+    let long = UnixStream::connect(rig.dir.path().join("s")).unwrap();
+    (&long).write_all(&[b'x'; 20 << 10]).ok();
+    let mut answer = String::new();
+    BufReader::new(&long).read_line(&mut answer).ok();
+    assert!(answer.contains("at most"), "{answer}");
+    // More connections than there is room for.
+    let many: Vec<_> = (0..12).map(|_| UnixStream::connect(rig.dir.path().join("s")).unwrap()).collect();
+    let mut refusals = 0;
+    for stream in &many {
+        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).ok();
+        refusals += usize::from(answer.contains("too many"));
+    }
+    assert!(refusals >= 4, "{refusals}");
+    assert_eq!(rig.cap_mhz(), 1_020);
+    rig.end();
+}
+
+#[test]
+fn a_power_mode_is_believed_when_the_clocks_say_so() {
+    let mut rig = Rig::start(false);
+    let mut client = rig.client();
+    let mode = |name: &str| Ask::Mode { name: name.into() };
+    let said = client.ask(&mode("15w")).unwrap().said.unwrap();
+    assert!(said.contains("612 MHz"), "{said}");
+    assert!(client.ask(&mode("40W")).unwrap_err().to_string().contains("15W, 25W, MAXN_SUPER"));
+    put(
+        rig.dir.path(),
+        "/etc/nvfancontrol.conf",
+        "<FAN 1>\n\tFAN_PROFILE quiet {\n\t}\n\tFAN_PROFILE cool {\n\t}\n\tFAN_DEFAULT_PROFILE quiet\n",
+    );
+    let fan = |p: &str| Ask::Fan { profile: p.into() };
+    assert_eq!(client.ask(&fan("cool")).unwrap().said.unwrap(), "fan profile cool");
+    assert!(get(rig.dir.path(), "/etc/nvfancontrol.conf").ends_with("\tFAN_DEFAULT_PROFILE cool"));
+    assert!(client.ask(&fan("silent")).unwrap_err().to_string().contains("quiet, cool"));
+    rig.end();
+    let mut rig = Rig::start(true);
+    let e = rig.client().ask(&mode("15W")).unwrap_err().to_string();
+    assert!(e.contains("1020 MHz, not 612 MHz") && e.contains("chroot"), "{e}");
+    rig.end();
+}
+
+#[test]
+fn a_socket_is_taken_over_only_from_the_dead() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let first = listen(&path).unwrap();
+    assert!(listen(&path).is_err(), "someone answers there");
+    drop(first);
+    drop(listen(&path).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "a file").unwrap();
+    assert!(listen(&path).is_err());
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file");
+}
+
+// ---- as a process
+
+fn command(root: &Path) -> Command {
+    let mut words = program("tegu").into_iter();
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).args(["power", "helper", "--root"]).arg(root);
+    command.arg("--socket").arg(root.join("s")).arg("--state").arg(root.join("clocks.json"));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn spawn(root: &Path) -> (Child, Client) {
+    let child = command(root).spawn().unwrap();
+    let mut client = None;
+    soon("the helper listens", || {
+        client = Client::connect(&root.join("s")).ok();
+        client.is_some()
+    });
+    (child, client.unwrap())
+}
+
+fn knobs(root: &Path) -> Vec<String> {
+    let gpu = gpu_folder(RELEASE);
+    let all = [
+        format!("{gpu}/min_freq"),
+        format!("{gpu}/max_freq"),
+        format!("{EMC}/mrq_rate_locked"),
+        "/sys/kernel/nvpmodel_clk_cap/emc".into(),
+    ];
+    all.iter().map(|k| get(root, k)).collect()
+}
+
+#[test]
+fn a_signal_ends_it_with_clocks_put_back() {
+    if emulated() {
+        return println!("skipped: programs are emulated");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), spec("nano-8-super"), RELEASE);
+    let before = knobs(dir.path());
+    let (mut child, mut client) = spawn(dir.path());
+    let want = Clocks { emc_floor_hz: Some(2_133 * MHZ), emc_cap_hz: Some(2_133 * MHZ), ..cap(408) };
+    client.set(&want, 60_000).unwrap();
+    assert_ne!(knobs(dir.path()), before);
+    let sent = Command::new("kill").arg("-TERM").arg(child.id().to_string()).status().unwrap();
+    assert!(sent.success());
+    assert!(child.wait().unwrap().success());
+    assert_eq!(knobs(dir.path()), before);
+    assert!(!dir.path().join("clocks.json").exists() && !dir.path().join("s").exists());
+}
+
+#[test]
+fn a_killed_helper_is_healed_by_the_next() {
+    if emulated() {
+        return println!("skipped: programs are emulated");
+    }
+    let mut dirty = 0;
+    for round in 0..12u64 {
+        let dir = tempfile::tempdir().unwrap();
+        build(dir.path(), spec("nano-8-super"), RELEASE);
+        let before = knobs(dir.path());
+        let (mut child, mut client) = spawn(dir.path());
+        // Wishes as fast as they are answered; death somewhere among them.
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(1_000 + 6_100 * round));
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+        for n in 0.. {
+            let mhz = [408, 918, 612, 306][n % 4];
+            let want = Clocks {
+                gpu_floor_hz: Some(mhz * MHZ),
+                emc_floor_hz: (n % 2 == 0).then_some(665 * MHZ),
+                emc_cap_hz: (n % 3 == 0).then_some(2_133 * MHZ),
+                ..cap(mhz)
+            };
+            if client.set(&want, 60_000).is_err() {
+                break;
+            }
+        }
+        killer.join().unwrap();
+        dirty += usize::from(knobs(dir.path()) != before);
+        assert!(command(dir.path()).arg("--heal").status().unwrap().success());
+        assert_eq!(knobs(dir.path()), before, "round {round}");
+        assert!(!dir.path().join("clocks.json").exists());
+    }
+    assert!(dirty >= 6, "{dirty} of 12 deaths left clocks changed: the test killed too early");
+}
+
+#[test]
+fn a_state_file_that_cannot_be_trusted_is_refused_and_nothing_is_written() {
+    if emulated() {
+        return println!("skipped: programs are emulated");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), spec("nano-8-super"), RELEASE);
+    let hostile =
+        r#"{"version":1,"entries":[{"node":"/etc/nv_tegra_release","old":"1","ours":["1"],"now":"1"}]}"#;
+    std::fs::write(dir.path().join("clocks.json"), hostile).unwrap();
+    let out = command(dir.path()).arg("--heal").stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains("clocks.json: node: expected a clock's node"), "{said}");
+    assert!(get(dir.path(), "/etc/nv_tegra_release").starts_with("# R36"));
+}

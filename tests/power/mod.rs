@@ -1,0 +1,7 @@
+//! Power: sensors, clocks and their helper, on trees of plain files that stand for boards.
+
+mod clocks;
+mod detect;
+mod helper;
+mod nvml;
+mod trees;
