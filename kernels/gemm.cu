@@ -56,8 +56,9 @@ struct GroupedParams {
   u64 y_row;          // elements
   u32 pitch, rows;    // rows: when not routed
   u32 first_tile, end_tile;
+  u32 first_expert, end_expert; // others are left out: their weights may be elsewhere
 };
-static_assert(sizeof(GroupedParams) == 208, "launch/gemm.rs");
+static_assert(sizeof(GroupedParams) == 216, "launch/gemm.rs");
 
 struct Slots {
   u32 expert, first, n;
@@ -67,7 +68,8 @@ struct Slots {
 __device__ __forceinline__ Slots slots_of_block(const GroupedParams& p, u32 size) {
   if (!p.table) return {0, blockIdx.y * size, min(p.rows - blockIdx.y * size, size)};
   const u32 expert = p.blocks[2 * blockIdx.y], first = p.blocks[2 * blockIdx.y + 1];
-  if (expert == ~0u) return {0, 0, 0};
+  // No block at all (~0) is outside too.
+  if (expert < p.first_expert || expert >= p.end_expert) return {0, 0, 0};
   return {expert, first, min(p.starts[expert + 1] - first, size)};
 }
 

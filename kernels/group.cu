@@ -90,15 +90,30 @@ struct CombineParams {
   f32* x;          // (rows, width), added to
   u64 x_row;
   u32 n_picked, width;
+  u32 first_expert, end_expert; // picks of others are left out
 };
-static_assert(sizeof(CombineParams) == 48, "launch/expert.rs");
+static_assert(sizeof(CombineParams) == 56, "launch/expert.rs");
 
-// x[row] += sum of weight * down[slot], in the order of the picks. Grid (width / 256, rows).
+#define PICKED_MAX 64 // limits::EXPERTS_PICKED_MAX
+
+// x[row] += sum of weight * down[slot], in the order of the slots, which is the experts': the sum is the same whether all
+// experts are added at once or some at a time, as they come into memory. Grid (width / 256, rows).
 extern "C" __global__ void __launch_bounds__(256) combine(const __grid_constant__ CombineParams p) {
-  const u32 k = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+  __shared__ u32 order[PICKED_MAX]; // picks of the row by slot
+  const u32 k = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y, first = row * p.n_picked;
+  for (u32 i = threadIdx.x; i < p.n_picked; i += 256) {
+    const u32 slot = p.slot_of[first + i];
+    u32 before = 0;
+    for (u32 j = 0; j < p.n_picked; j++) before += p.slot_of[first + j] < slot;
+    order[before] = first + i;
+  }
+  __syncthreads();
   if (k >= p.width) return;
   f32 sum = p.x[row * p.x_row + k];
-  for (u32 i = row * p.n_picked; i < (row + 1) * p.n_picked; i++)
-    sum = fmaf(p.picks[i].weight, p.down[p.slot_of[i] * (u64)p.width + k], sum);
+  for (u32 i = 0; i < p.n_picked; i++) {
+    const Pick pick = p.picks[order[i]];
+    if (pick.expert < p.first_expert || pick.expert >= p.end_expert) continue;
+    sum = fmaf(pick.weight, p.down[p.slot_of[order[i]] * (u64)p.width + k], sum);
+  }
   p.x[row * p.x_row + k] = sum;
 }

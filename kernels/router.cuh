@@ -19,7 +19,8 @@ struct RouterParams {
   u32 experts, picked, groups, groups_picked;
   u32 gating, normalize;
   f32 scale;
-  u32 route_stride, route_offset, pad;
+  u32 route_stride, route_offset;
+  u32 outside;       // `record` is host memory that the host reads while the GPU goes on
 };
 static_assert(sizeof(RouterParams) == 80, "mirrored in launch/router.rs");
 
@@ -120,5 +121,6 @@ __device__ inline void pick_row(const RouterParams& p, u32 row, const f32* logit
     p.picks[(u64)row * p.picked + k] = {e, w * p.scale};
     if (p.record) p.record[route + k] = e;
   }
+  if (p.outside) __threadfence_system();
   __syncwarp();
 }

@@ -7,7 +7,7 @@ pub mod power;
 pub use interrupts::Interrupts;
 
 use crate::backend::cpu::{self, CpuBackend, CpuOptions, Isa};
-use crate::backend::cuda::{self, CudaBackend, CudaOptions, Draft, Gpu};
+use crate::backend::cuda::{self, CudaBackend, CudaOptions, Draft, Gpu, Wait};
 use crate::backend::{Backend, KvType, MlaOrder};
 use crate::engine::{Engine, table_stride};
 use crate::kv;
@@ -62,6 +62,12 @@ pub struct Options {
     pub rows_max: usize,
     /// How long idle workers spin.
     pub spin_us: u64,
+    /// How the host waits for a GPU.
+    pub wait: Wait,
+    /// Most GPU memory for routed experts, if not all of them where they fit and what there is where they do not.
+    pub expert_bytes: Option<u64>,
+    /// Share of the routed experts that the GPU is told it lacks, though it has them all: to measure.
+    pub fake_missing: Option<f32>,
 }
 
 impl Options {
@@ -84,6 +90,9 @@ impl Options {
             // About what a decode step's serial parts take: long enough to bridge them, short enough that an idle
             // daemon leaves the cores to the robot.
             spin_us: 200,
+            wait: Wait::Block,
+            expert_bytes: None,
+            fake_missing: None,
         }
     }
 }
@@ -103,8 +112,10 @@ pub struct MemoryPlan {
     pub context_tokens: usize,
     /// KV bytes of one position.
     pub kv_token_bytes: u64,
-    /// What the machine can give, if it says.
+    /// What the machine, or the GPU that runs the model, can give, if it says.
     pub available_bytes: Option<u64>,
+    /// Of a model on a GPU: routed experts that stay in the machine's memory, and what that can give.
+    pub host: Option<(u64, Option<u64>)>,
 }
 
 impl MemoryPlan {
@@ -115,14 +126,16 @@ impl MemoryPlan {
 
     /// Refuses a plan that does not fit.
     pub fn check(&self) -> Result<()> {
-        match self.available_bytes {
-            Some(has) if self.total_bytes() > has => Err(Error::Limit {
-                what: "memory".into(),
-                needs: format!("{} ({self})", Bytes(self.total_bytes())),
+        let fits = |what: &str, needs: u64, has: Option<u64>| match has {
+            Some(has) if needs > has => Err(Error::Limit {
+                what: what.into(),
+                needs: format!("{} ({self})", Bytes(needs)),
                 has: format!("{} available", Bytes(has)),
             }),
             _ => Ok(()),
-        }
+        };
+        let host = self.host.map_or(Ok(()), |(needs, has)| fits("host memory", needs, has));
+        host.and(fits("memory", self.total_bytes(), self.available_bytes))
     }
 }
 
@@ -136,7 +149,11 @@ impl fmt::Display for MemoryPlan {
             Bytes(self.kv_bytes),
             self.context_tokens,
             Bytes(self.scratch_bytes)
-        )
+        )?;
+        match self.host {
+            Some((bytes, _)) if bytes > 0 => write!(f, "; {} in host memory", Bytes(bytes)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -192,7 +209,8 @@ pub fn prepare(options: Options) -> Result<Prepared> {
     let pages = kv::pages_for(context_tokens, table_stride(h)) * options.sequences;
     let cpu = cpu_options(&options, pages);
     if let Some(gpu) = gpu(&options)? {
-        let draft = Draft::new(&source, bound.clone(), cuda_options(&options, pages))?;
+        let free = gpu.context().memory_bytes()?.0;
+        let draft = Draft::new(&source, bound.clone(), cuda_options(&options, pages), free)?;
         let plan = gpu_plan(&gpu, &draft, context_tokens, pages)?;
         return Ok(Prepared { source, plan, bound, options, pages, gpu: Some((gpu, draft)) });
     }
@@ -206,6 +224,7 @@ pub fn prepare(options: Options) -> Result<Prepared> {
         context_tokens,
         kv_token_bytes: page_bytes / kv::PAGE_TOKENS as u64,
         available_bytes: available_bytes(),
+        host: None,
     };
     Ok(Prepared { source, plan, bound, options, pages, gpu: None })
 }
@@ -231,6 +250,8 @@ fn cuda_options(o: &Options, pages: usize) -> CudaOptions {
         rows_max: o.rows_max,
         threads: if o.threads == 0 { cores() } else { o.threads },
         graphs: true,
+        expert_bytes: o.expert_bytes,
+        fake_missing: o.fake_missing,
     }
 }
 
@@ -244,7 +265,7 @@ fn gpu(o: &Options) -> Result<Option<Gpu>> {
     if o.kv == Some(KvType::Int8) {
         return Err(Error::bad("settings", "kv", "f16 or f32 with backend cuda", "int8"));
     }
-    match Gpu::open() {
+    match Gpu::open(o.wait) {
         Ok(gpu) => Ok(Some(gpu)),
         Err(e) if o.backend == Choice::Auto => {
             log::warn!("running on the CPU: {e}");
@@ -257,6 +278,9 @@ fn gpu(o: &Options) -> Result<Option<Gpu>> {
 /// The GPU's plan in the words of a model's.
 fn gpu_plan(gpu: &Gpu, draft: &Draft, context_tokens: usize, pages: usize) -> Result<MemoryPlan> {
     let p = &draft.plan;
+    // Where both are one memory, what is pinned and what stays on the host's side come out of it too.
+    let shared = gpu.device.integrated;
+    let host = p.host_bytes + p.pinned_bytes;
     Ok(MemoryPlan {
         resident_bytes: p.resident_bytes + p.vector_bytes,
         expert_bytes: p.expert_bytes,
@@ -265,6 +289,7 @@ fn gpu_plan(gpu: &Gpu, draft: &Draft, context_tokens: usize, pages: usize) -> Re
         context_tokens,
         kv_token_bytes: p.kv_bytes / (pages * kv::PAGE_TOKENS) as u64,
         available_bytes: Some(gpu.context().memory_bytes()?.0),
+        host: Some((if shared { p.total_bytes() + host } else { host }, available_bytes())),
     })
 }
 
@@ -281,6 +306,11 @@ impl Prepared {
         &self.bound.hyper
     }
 
+    /// True if a GPU will run it.
+    pub fn on_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     /// Bytes that loading will read.
     pub fn file_bytes(&self) -> u64 {
         self.source.file_bytes()
@@ -294,7 +324,7 @@ impl Prepared {
         let (hyper, backend, kernels): (Hyper, Box<dyn Backend>, String) = match self.gpu {
             Some((gpu, draft)) => {
                 let kernels = format!("cuda sm_{}", gpu.device.sm);
-                let backend = CudaBackend::load(gpu, &self.source, draft, progress)?;
+                let backend = CudaBackend::load(gpu, &self.source, draft, None, progress)?;
                 (self.bound.hyper, Box::new(backend), kernels)
             }
             None => {

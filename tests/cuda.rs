@@ -4,14 +4,14 @@
 use crate::support::{data, read_safetensors, shared, skipped};
 use std::path::{Path, PathBuf};
 use tegu::app::{self, App, Choice, Options};
-use tegu::backend::cuda::Gpu;
+use tegu::backend::cuda::{Gpu, Wait};
 use tegu::backend::{KvType, MlaOrder};
 use tegu::engine::EvalOptions;
 use tegu::model::Mask;
 
 /// True if a GPU can be used; says so if not.
 fn gpu(test: &str) -> bool {
-    match Gpu::open() {
+    match Gpu::open(Wait::Block) {
         Ok(_) => true,
         Err(e) => {
             skipped(test, &e.to_string());

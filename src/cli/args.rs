@@ -62,6 +62,9 @@ pub struct Load {
     /// Type of the key-value cache: f16, int8 or f32 (with --exact f32 unless another is named here)
     #[arg(long, value_name = "TYPE", value_parser = ["f16", "f32", "int8"], visible_alias = "cache-type-k")]
     pub kv: Option<String>,
+    /// GPU memory for routed experts, as 3221225472, 3G or 3072M; the others stay in host memory [default: all where they fit]
+    #[arg(long, value_name = "BYTES")]
+    pub expert_budget: Option<String>,
     /// f32 activations and KV throughout: slower, and what references are compared with
     #[arg(long)]
     pub exact: bool,
@@ -114,6 +117,7 @@ impl Load {
         // As in llama.cpp, a count of 0 or below leaves the choice to the program.
         flags.extend(self.threads.map(|n| ("threads", n.max(0).to_string())));
         flags.extend(self.kv.clone().map(|k| ("kv", k)));
+        flags.extend(self.expert_budget.clone().map(|b| ("expert_budget", b)));
         flags
     }
 }

@@ -59,6 +59,10 @@ pub struct BenchArgs {
     /// Memory that is read to find the roof, and that --kernels works on; 0: no roof
     #[arg(long, value_name = "MIB", default_value_t = (kernels::WORKING_SET_BYTES >> 20) as u16)]
     roof_mib: u16,
+    /// Tell the GPU that it lacks this share of the routed experts that are asked for, though it has them all: what
+    /// streaming costs apart from reading and copying
+    #[arg(long, value_name = "SHARE", conflicts_with_all = ["kernels", "expert_budget"], value_parser = share)]
+    fake_missing: Option<f32>,
     /// One JSON object on standard output
     #[arg(long)]
     json: bool,
@@ -94,11 +98,15 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         let expected = format!("at least one test with batches from 1 to {BATCH_MAX}");
         return Err(Error::bad("command line", "--pp, --tg, --batch", expected, format!("{:?}", args.batch)));
     }
-    let mut options = args.load.options(model, &config);
+    let mut options = args.load.options(model, &config)?;
+    options.fake_missing = args.fake_missing;
     options.context_tokens = longest.saturating_add(SLACK + widest);
     options.sequences = widest;
     options.rows_max = options.rows_max.max(widest);
     let opened = app::prepare(options)?;
+    if args.fake_missing.is_some() && !opened.on_gpu() {
+        return Err(Error::bad("command line", "--fake-missing", "a model on --backend cuda", "the CPU"));
+    }
     let needs = longest + SLACK + widest;
     if needs > opened.plan.context_tokens {
         let has = format!("{} (the model's context)", opened.plan.context_tokens);
@@ -153,6 +161,12 @@ fn roofs(mib: u16, threads: usize) -> Result<Vec<(usize, f64)>> {
     teams.dedup();
     let rates = kernels::read_roofs(&teams, bytes)?;
     Ok(teams.into_iter().zip(rates).collect())
+}
+
+/// A share of something.
+fn share(text: &str) -> std::result::Result<f32, String> {
+    let share = text.parse().ok().filter(|s| (0.0..=1.0).contains(s));
+    share.ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
 /// A codec's name on the command line.

@@ -75,7 +75,7 @@ impl Daemon {
 
     /// One token from the loaded model: weights, kernels and cache are all touched once.
     fn self_test(&self, model: PathBuf, config: &Config) -> Result<()> {
-        let opened = app::prepare(self.serve.load.options(model, config))?;
+        let opened = app::prepare(self.serve.load.options(model, config)?)?;
         let text = load::text(&opened)?;
         let path = opened.source.path().to_owned();
         let loaded = load::load(opened)?;

@@ -101,7 +101,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
         return Err(Error::bad("command line", "--json", "a prompt", "none"));
     }
     let model = resolve::model(named.as_deref(), &config)?;
-    let mut options = args.load.options(model, &config);
+    let mut options = args.load.options(model, &config)?;
     options.rows_max = args.batch_size as usize;
     let opened = app::prepare(options)?;
     let context = opened.plan.context_tokens;

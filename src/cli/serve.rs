@@ -80,7 +80,7 @@ pub fn shelf(args: &ServeArgs, config: &Config) -> Result<Shelf> {
     let folder_only =
         named.is_none() && config.text("model").is_empty() && !config.text("serve.models").is_empty();
     let default = if folder_only { None } else { Some(resolve::model(named.as_deref(), config)?) };
-    let mut options = args.load.options(PathBuf::new(), config);
+    let mut options = args.load.options(PathBuf::new(), config)?;
     options.sequences = config.count("serve.sequences") as usize;
     Ok(Shelf::new(options, default, config))
 }

@@ -79,6 +79,20 @@ pub const KEYS: &[Key] = &[
         Some("TEGU_BACKEND"),
         "what runs the model; auto: cuda if a GPU can be used",
     ),
+    key(
+        "expert_budget",
+        Kind::Text,
+        "",
+        Some("TEGU_EXPERT_BUDGET"),
+        "GPU memory for routed experts, as 3221225472 or 3G; empty: all where they fit",
+    ),
+    key(
+        "cuda_wait",
+        Kind::Choice(&["block", "spin"]),
+        "block",
+        None,
+        "how a thread waits for the GPU: asleep, or some microseconds sooner awake",
+    ),
     key("kv", Kind::Choice(&["f16", "f32", "int8"]), "f16", None, "type of the key-value cache"),
     key(
         "log",

@@ -11,7 +11,7 @@ mod open_hf;
 pub mod source;
 
 pub use direct_write::DirectFile;
-pub use expert::{Expert, ExpertSource, ResidentExperts};
+pub use expert::{Expert, ExpertSource, FakeMisses, ResidentExperts};
 pub use file::{Reader, read_side_file};
 pub use load::{MatrixJob, RowSpan, load, resident_bytes, shapes};
 pub use matrix::{Matrix, Segment, WeightBytes};

@@ -1,27 +1,23 @@
 //! The backend: weights, pages and buffers on one GPU, and the steps that run there.
 
 use super::driver::Device;
-use super::graph::Graph;
 use super::halves::runs_together;
 use super::latent::can_make;
 use super::memory::{Arena, Pinned, Ptr};
-use super::model::{DevFfn, DevModel, Walk};
+use super::model::DevModel;
 use super::module::Gpu;
-use super::pages::{Pages, page_bytes};
+use super::pages::Pages;
+use super::plan::Plan;
 use super::rows::{ALONE_ROWS_MAX, Rows};
 use super::scratch::{LOGIT_ROWS, Scratch};
-use super::step::{Cx, experts_of};
-use super::weights::Stored;
-use super::{units, weights};
+use super::spans::{Recorded, Shape};
+use super::step::Cx;
+use super::stream::{Misses, Streamed};
 use crate::backend::{Backend, Counters, Input, KvType, MlaOrder, Run, StepOutput, StepPlan};
 use crate::kv::{self, PAGE_TOKENS, PageId};
-use crate::model::{AttnHyper, Bound, Hyper, Mask, Model, build};
-use crate::units::{Bytes, Error, ExpertId, Result};
-use crate::weights::{Matrix, MatrixJob, ResidentExperts, Source};
+use crate::model::{AttnHyper, Hyper, Mask};
+use crate::units::{ExpertId, Result};
 use std::collections::HashMap;
-
-/// Runs side by side whose whole contexts the block of page addresses has room for.
-const RUNS: usize = 64;
 
 /// How the backend runs.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +34,10 @@ pub struct CudaOptions {
     pub threads: usize,
     /// Record steps and replay them; without, every launch is made anew.
     pub graphs: bool,
+    /// Most device bytes for routed experts; if not given, all of them where they fit, else what there is.
+    pub expert_bytes: Option<u64>,
+    /// All routed experts lie on the device, and this share of those asked for is declared missing: what measures streaming.
+    pub fake_missing: Option<f32>,
 }
 
 impl CudaOptions {
@@ -47,162 +47,42 @@ impl CudaOptions {
     }
 }
 
-/// Device memory that a model takes, before it takes any.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// Weights but for routed experts.
-    pub resident_bytes: u64,
-    /// Routed experts.
-    pub expert_bytes: u64,
-    /// Norms, biases and tables.
-    pub vector_bytes: u64,
-    /// KV pages.
-    pub kv_bytes: u64,
-    /// Buffers of a step.
-    pub scratch_bytes: u64,
-}
-
-impl Plan {
-    /// All weights.
-    pub fn weight_bytes(&self) -> u64 {
-        self.resident_bytes + self.expert_bytes + self.vector_bytes
-    }
-
-    /// All of it.
-    pub fn total_bytes(&self) -> u64 {
-        self.weight_bytes() + self.kv_bytes + self.scratch_bytes
-    }
-}
-
-impl std::fmt::Display for Plan {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [w, k, s] = [self.weight_bytes(), self.kv_bytes, self.scratch_bytes].map(Bytes);
-        write!(f, "GPU memory: weights {w}, KV {k}, scratch {s}")
-    }
-}
-
-/// Which recorded step: rows, rows that want logits, and block table entries.
-type Shape = (usize, usize, usize);
-
-/// A recorded step, or that it ran once (so that everything is loaded) and may be recorded.
-enum Recorded {
-    Ran,
-    Graph(Graph),
-}
-
 /// The backend. Graphs are dropped before what they name.
 pub struct CudaBackend {
-    graphs: HashMap<Shape, Recorded>,
-    rows: Rows,
+    pub(super) graphs: HashMap<Shape, Recorded>,
+    pub(super) rows: Rows,
     /// Logits and picks as the GPU copies them out.
-    out: Pinned,
-    hyper: Hyper,
-    model: DevModel,
-    scratch: Scratch,
-    pages: Pages,
-    options: CudaOptions,
-    plan: Plan,
-    stride: usize,
-    counters: Counters,
+    pub(super) out: Pinned,
+    /// Where routed experts come and go; none where all are on the device.
+    pub(super) streamed: Option<Streamed>,
+    /// Layers with routed experts.
+    pub(super) routed: Vec<usize>,
+    /// Where routers write their picks: the scratch buffer, or host memory where experts come and go.
+    pub(super) record: Ptr,
+    pub(super) hyper: Hyper,
+    pub(super) model: DevModel,
+    pub(super) scratch: Scratch,
+    pub(super) pages: Pages,
+    pub(super) options: CudaOptions,
+    pub(super) plan: Plan,
+    pub(super) stride: usize,
+    pub(super) counters: Counters,
     /// The memory behind every address above.
-    _arena: Arena,
-    gpu: Gpu,
-}
-
-/// Room in the page address block.
-fn pages_named(h: &Hyper, o: &CudaOptions) -> usize {
-    let stride = h.masks.iter().map(|m| m.stride()).max().unwrap_or(1);
-    o.pages.min(kv::pages_for(h.context_tokens, stride)) * RUNS.min(o.rows_max)
-}
-
-/// A bound model laid out for a GPU, nothing of it loaded yet.
-pub struct Draft {
-    jobs: Vec<MatrixJob>,
-    stored: Vec<Stored>,
-    groups: Vec<Vec<usize>>,
-    model: Model,
-    experts: ResidentExperts,
-    /// Shapes; every address is null.
-    shape: DevModel,
-    options: CudaOptions,
-    /// Device memory that it will take.
-    pub plan: Plan,
-}
-
-impl Draft {
-    /// Lays a model out and checks that the kernels can run it.
-    pub fn new(source: &Source, bound: Bound, options: CudaOptions) -> Result<Draft> {
-        let (jobs, expert_jobs) = (bound.jobs.clone(), bound.expert_jobs);
-        let stored = weights::stored(source, &jobs, options.exact)?;
-        let shells = stored.iter().map(|s| Matrix::shell(s.codec, s.rows, s.cols)).collect();
-        let (model, experts) = build(source, bound, shells)?;
-        let mut walk = Walk::plan(&stored);
-        let shape = walk.model(&model, experts.layers())?;
-        check(&model.hyper, &shape, &options)?;
-        let plan = plan(&model.hyper, &shape, &walk, &stored, expert_jobs, &options);
-        let groups = walk.groups;
-        Ok(Draft { jobs, stored, groups, model, experts, shape, options, plan })
-    }
-
-    /// Refuses what the GPU has no room for now.
-    pub fn check_memory(&self, gpu: &Gpu) -> Result<()> {
-        let (free, total) = gpu.context().memory_bytes()?;
-        if self.plan.total_bytes() <= free {
-            return Ok(());
-        }
-        Err(Error::Limit {
-            what: "GPU memory".into(),
-            needs: format!("{} ({})", Bytes(self.plan.total_bytes()), self.plan),
-            has: format!("{} free of {}", Bytes(free), Bytes(total)),
-        })
-    }
+    pub(super) _arena: Arena,
+    pub(super) gpu: Gpu,
 }
 
 impl CudaBackend {
-    /// Loads a drafted model onto the GPU. `progress` gets the file bytes read so far.
-    pub fn load(gpu: Gpu, source: &Source, draft: Draft, progress: &dyn Fn(u64)) -> Result<CudaBackend> {
-        draft.check_memory(&gpu)?;
-        let Draft { jobs, stored, groups, model, experts, shape, options, plan } = draft;
-        let h = model.hyper.clone();
-        let named = |e: Error| match e {
-            Error::Limit { what, needs, has } => {
-                Error::Limit { what, needs: format!("{needs} ({plan})"), has }
-            }
-            e => e,
-        };
-        let mut arena = Arena::new(gpu.context());
-        let places = weights::place(&mut arena, &stored, &groups).map_err(named)?;
-        let vectors = arena.take(plan.vector_bytes as usize).map_err(named)?;
-        let pages = Pages::new(&mut arena, &h, options.kv_type(), options.pages).map_err(named)?;
-        let scratch = Scratch::new(&mut arena, &h, &shape, options.rows_max).map_err(named)?;
-        let pages_max = pages_named(&h, &options);
-        let rows = Rows::new(gpu.context(), &mut arena, options.rows_max, pages_max).map_err(named)?;
-        weights::load(&gpu.device, source, &jobs, &stored, &places, options.threads, progress)?;
-        let mut walk = Walk::with(&stored, &places, vectors);
-        let dev = walk.model(&model, experts.layers())?;
-        gpu.device.copy_in(vectors, &walk.vectors)?;
-        if !scratch.router_few.is_null() {
-            gpu.device.zero(scratch.router_few, 4)?;
-        }
-        gpu.device.synchronize()?;
-        gpu.prepare(&units::of(&dev, &h, options.kv_type(), options.rows_max, options.exact))?;
-        let picks = h.moe.as_ref().map_or(0, |m| options.rows_max * h.n_layers * m.n_picked);
-        let out = 4 * (LOGIT_ROWS.min(options.rows_max) * h.vocab + picks);
-        Ok(CudaBackend {
-            graphs: HashMap::new(),
-            rows,
-            out: Pinned::new(gpu.context(), out)?,
-            stride: h.masks.iter().map(|m| m.stride()).max().unwrap_or(1),
-            hyper: h,
-            model: dev,
-            scratch,
-            pages,
-            options,
-            plan,
-            counters: Counters::default(),
-            _arena: arena,
-            gpu,
-        })
+    /// Bytes of the host buffer that a small step's logits and picks are copied to.
+    pub(super) fn out_bytes(h: &Hyper, o: &CudaOptions) -> usize {
+        let rows = o.rows_max.min(super::launch::gemv::ROWS_MAX);
+        let picks = h.moe.as_ref().map_or(0, |m| h.n_layers * m.n_picked);
+        4 * rows * (h.vocab + picks)
+    }
+
+    /// What routed experts were missing so far; none where all are on the device.
+    pub fn misses(&self) -> Misses {
+        self.streamed.as_ref().map_or(Misses::default(), |s| s.misses())
     }
 
     /// Device memory as planned.
@@ -227,7 +107,7 @@ impl CudaBackend {
         }
     }
 
-    fn cx(&self, replay: bool) -> Cx<'_> {
+    pub(super) fn cx(&self, replay: bool) -> Cx<'_> {
         Cx {
             gpu: &self.gpu,
             h: &self.hyper,
@@ -236,13 +116,15 @@ impl CudaBackend {
             pages: &self.pages,
             rows: &self.rows,
             exact: self.options.exact,
+            record: self.record,
+            outside: self.streamed_picks(),
             replay,
             entries: self.entries(),
         }
     }
 
     /// Block table entries that launches are made for: a power of two, so that a recorded step serves many positions.
-    fn entries(&self) -> usize {
+    pub(super) fn entries(&self) -> usize {
         self.rows.entries.next_power_of_two()
     }
 
@@ -260,55 +142,32 @@ impl CudaBackend {
     }
 
     /// Picks of a row.
-    fn picks_of_row(&self) -> usize {
+    pub(super) fn picks_of_row(&self) -> usize {
         self.hyper.moe.as_ref().map_or(0, |m| self.hyper.n_layers * m.n_picked)
-    }
-
-    /// A whole step of few rows with nothing but logits wanted: everything from the rows' copy to the logits' copy.
-    fn whole(&self, out: &mut [u8]) -> Result<()> {
-        let cx = self.cx(false);
-        self.rows.send(&self.gpu.device)?;
-        cx.embed()?;
-        cx.angles()?;
-        for l in 0..self.hyper.n_layers {
-            cx.layer(l)?;
-        }
-        let n = self.rows.wanted.len();
-        if n > 0 {
-            cx.head(0, n)?;
-        }
-        let (logits, picks) = out.split_at_mut(4 * n * self.hyper.vocab);
-        self.gpu.device.copy_out(logits, self.scratch.logits)?;
-        let picks = &mut picks[..4 * self.rows.rows * self.picks_of_row()];
-        self.gpu.device.copy_out(picks, self.scratch.made)
-    }
-
-    /// Runs [`CudaBackend::whole`], recorded from its second time on.
-    fn small_step(&mut self) -> Result<()> {
-        let key = (self.rows.rows, self.rows.wanted.len(), self.entries());
-        let mut out = std::mem::replace(&mut self.out, Pinned::empty(self.gpu.context()));
-        let result = (|| {
-            match self.graphs.get(&key) {
-                _ if !self.options.graphs => self.whole(out.bytes_mut())?,
-                None => {
-                    self.whole(out.bytes_mut())?;
-                    self.graphs.insert(key, Recorded::Ran);
-                }
-                Some(Recorded::Ran) => {
-                    let graph = self.gpu.record(|| self.whole(out.bytes_mut()))?;
-                    self.gpu.replay(&graph)?;
-                    self.graphs.insert(key, Recorded::Graph(graph));
-                }
-                Some(Recorded::Graph(graph)) => self.gpu.replay(graph)?,
-            }
-            self.gpu.device.synchronize()
-        })();
-        self.out = out;
-        result
     }
 
     /// A step of any shape.
     fn large_step(&mut self, plan: &StepPlan, out: &mut StepOutput) -> Result<()> {
+        let mut streamed = self.streamed.take();
+        if let Some(s) = &mut streamed {
+            s.start(self.rows.rows);
+        }
+        let done = self.large_walk(plan, streamed.as_mut(), out);
+        // Also after a failure: nothing that runs may use what is given back.
+        let idle = self.gpu.device.synchronize();
+        if let Some(s) = &mut streamed {
+            s.idle();
+        }
+        self.streamed = streamed;
+        done.and(idle)
+    }
+
+    fn large_walk(
+        &self,
+        plan: &StepPlan,
+        mut streamed: Option<&mut Streamed>,
+        out: &mut StepOutput,
+    ) -> Result<()> {
         self.rows.send(&self.gpu.device)?;
         let cx = self.cx(plan.routes.is_some());
         cx.embed()?;
@@ -316,7 +175,7 @@ impl CudaBackend {
         cx.angles()?;
         self.copy_hidden(plan, plan.layers.start, self.scratch.x, out)?;
         for l in plan.layers.clone() {
-            cx.layer(l)?;
+            self.any_layer(streamed.as_deref_mut(), l, plan.routes.is_some())?;
             if l + 1 < self.hyper.n_layers {
                 self.copy_hidden(plan, l + 1, self.scratch.x, out)?;
             }
@@ -333,7 +192,7 @@ impl CudaBackend {
                     .copy_out(&mut out.logits[first * vocab..][..n * vocab], self.scratch.logits)?;
             }
         }
-        self.gpu.device.synchronize()
+        Ok(())
     }
 
     /// Hidden states and picks that come from outside.
@@ -428,21 +287,23 @@ impl Backend for CudaBackend {
         let tokens = plan.runs.iter().all(|r| matches!(r.input, Input::Tokens(_)));
         let plain =
             plan.hidden.is_empty() && plan.routes.is_none() && plan.layers == (0..self.hyper.n_layers);
-        let small = self.rows.together.is_empty()
-            && self.rows.rows <= super::launch::gemv::ROWS_MAX
-            && self.rows.wanted.len() <= LOGIT_ROWS;
-        let made: Vec<ExpertId> = if tokens && plain && small {
+        let small = tokens && plain && self.is_small();
+        let logits = 4 * self.rows.wanted.len() * self.hyper.vocab;
+        if small {
             self.small_step()?;
-            let logits = 4 * self.rows.wanted.len() * self.hyper.vocab;
-            let bytes = self.out.bytes();
-            out.logits.extend_from_slice(bytemuck::cast_slice(&bytes[..logits]));
-            bytemuck::cast_slice(&bytes[logits..logits + 4 * picks]).to_vec()
+            out.logits.extend_from_slice(bytemuck::cast_slice(&self.out.bytes()[..logits]));
         } else {
             self.large_step(plan, out)?;
-            let mut picked = vec![0; picks];
-            self.gpu.device.copy_out(&mut picked, self.scratch.made)?;
-            self.gpu.device.synchronize()?;
-            picked
+        }
+        let made: Vec<ExpertId> = match &self.streamed {
+            Some(s) => s.picks(self.rows.rows).to_vec(),
+            None if small => bytemuck::cast_slice(&self.out.bytes()[logits..logits + 4 * picks]).to_vec(),
+            None => {
+                let mut picked = vec![0; picks];
+                self.gpu.device.copy_out(&mut picked, self.scratch.made)?;
+                self.gpu.device.synchronize()?;
+                picked
+            }
         };
         self.routes(plan, &made, out);
         self.count_pages(plan);
@@ -516,37 +377,4 @@ fn pages_seen(mask: Mask, i: usize) -> u64 {
         }
     };
     n as u64
-}
-
-/// Device memory that the model will take.
-fn plan(
-    h: &Hyper,
-    shape: &DevModel,
-    walk: &Walk,
-    stored: &[Stored],
-    expert_jobs: usize,
-    o: &CudaOptions,
-) -> Plan {
-    let bytes = |of: &[Stored]| of.iter().map(|s| s.room_bytes() as u64).sum();
-    let (experts, resident) = stored.split_at(expert_jobs);
-    Plan {
-        resident_bytes: bytes(resident),
-        expert_bytes: bytes(experts),
-        vector_bytes: 4 * walk.vectors.len() as u64,
-        kv_bytes: o.pages as u64 * page_bytes(h, o.kv_type()) as u64,
-        scratch_bytes: (Scratch::bytes(h, shape, o.rows_max) + Rows::bytes(o.rows_max, pages_named(h, o)))
-            as u64,
-    }
-}
-
-/// What the kernels ask of a model, said before anything is loaded.
-fn check(h: &Hyper, shape: &DevModel, o: &CudaOptions) -> Result<()> {
-    super::scratch::heads(h).check(o.kv_type())?;
-    let Some(m) = &h.moe else { return Ok(()) };
-    for (l, layer) in shape.layers.iter().enumerate() {
-        if let DevFfn::Moe(d) = &layer.ffn {
-            experts_of(d, m).check(l)?;
-        }
-    }
-    Ok(())
 }

@@ -23,7 +23,7 @@ pub enum Wait {
 /// Oldest driver that is served: JetPack 6 brings 12.2 or later, JetPack 5 stops at 11.4.
 const DRIVER_VERSION_MIN: i32 = 12020;
 /// Functions that this room calls. A library without one is no driver that we know.
-const SYMBOLS: [&str; 38] = [
+const SYMBOLS: [&str; 40] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -42,6 +42,7 @@ const SYMBOLS: [&str; 38] = [
     "cuMemFree_v2",
     "cuMemHostAlloc",
     "cuMemFreeHost",
+    "cuMemHostGetDevicePointer_v2",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",
@@ -52,6 +53,7 @@ const SYMBOLS: [&str; 38] = [
     "cuStreamWaitEvent",
     "cuEventCreate",
     "cuEventRecord",
+    "cuEventSynchronize",
     "cuEventDestroy_v2",
     "cuStreamBeginCapture_v2",
     "cuStreamEndCapture",
@@ -180,6 +182,8 @@ pub struct Device {
     pub integrated: bool,
     /// Shared memory a block may ask for.
     pub shared_bytes_max: u32,
+    /// How the host waits for it.
+    pub wait: Wait,
     stream: sys::CUstream,
     /// A second stream for short independent work, and the events that tie it to the first.
     side: sys::CUstream,
@@ -241,6 +245,7 @@ impl Device {
             driver_version,
             integrated,
             shared_bytes_max,
+            wait,
             stream,
             side,
             fork,

@@ -3,15 +3,27 @@
 use super::launch::expert::{self, Grouped, Step};
 use super::launch::flash::{self, Flash, Keys};
 use super::launch::gemv::{self, Acts, Swiglu};
-use super::launch::rope;
 use super::launch::router::{self, Router, RouterFew};
+use super::launch::{quantize, rope};
 use super::memory::Ptr;
 use super::model::{DevGqa, DevLayer, DevMlp, DevMoe};
+use super::params::MatrixParams;
 use super::rows::Together;
 use super::step::{Cx, experts_of};
 use crate::format::layout::GROUP;
 use crate::model::AttnHyper;
 use crate::units::Result;
+
+/// Which of a layer's routed work a launch does.
+#[derive(Debug, Clone, Copy)]
+pub enum Part {
+    /// All of it.
+    All,
+    /// Rows from the first number on, as many as the second: where picks run by row.
+    Rows(usize, usize),
+    /// Experts from the first number to before the second: where rows are grouped by expert.
+    Experts(u32, u32),
+}
 
 impl Cx<'_> {
     pub(super) fn gqa(&self, l: usize, layer: &DevLayer, g: &DevGqa) -> Result<()> {
@@ -112,34 +124,81 @@ impl Cx<'_> {
         self.product(&m.down, x, self.rows.rows, self.s.x, self.h.hidden, true)
     }
 
-    pub(super) fn moe(&self, l: usize, layer: &DevLayer, d: &DevMoe) -> Result<()> {
-        let (n, f) = (self.rows.rows, &self.s.ffn);
-        let mut against = vec![&d.shape.gate, &d.shape.up];
-        against.extend(d.shared.iter().flat_map(|s| [&s.gate, &s.up]));
-        let x = self.norm(layer.ffn_norm, &against)?;
-        let Some(shared) = &d.shared else { return self.routed(l, d, x) };
-        if shared.gate.codec != shared.up.codec {
-            // Different codecs take working memory, which the routed part may be using.
-            self.routed(l, d, x)?;
-            return self.mlp(shared, x, f.shared, f.shared_q);
-        }
-        // The shared experts' first half needs nothing of the routed ones; both add to the residual stream in turn.
-        let first_half = || self.swiglu(shared, x, f.shared, f.shared_q).map(drop);
-        self.beside(n, first_half, || self.routed(l, d, x))?;
-        self.down(shared, f.shared, self.q_for(n, &[&shared.down], f.shared_q))
+    /// The matrices that a layer's normalized rows meet.
+    fn against(d: &DevMoe) -> Vec<&MatrixParams> {
+        let mut all = vec![&d.shape.gate, &d.shape.up];
+        all.extend(d.shared.iter().flat_map(|s| [&s.gate, &s.up]));
+        all
     }
 
-    /// The routed experts, added to the residual stream.
-    fn routed(&self, l: usize, d: &DevMoe, x: Acts) -> Result<()> {
+    pub(super) fn moe(&self, l: usize, layer: &DevLayer, d: &DevMoe) -> Result<()> {
+        let x = self.norm(layer.ffn_norm, &Self::against(d))?;
+        let all = || {
+            self.route(l, d, x)?;
+            self.routed(d, x, Part::All)
+        };
+        match early(d) {
+            Some(shared) => self.beside(self.rows.rows, || self.shared_first(shared, x), all)?,
+            None => all()?,
+        }
+        self.shared_last(d, x)
+    }
+
+    /// A layer's work up to where its picks are known: attention, norm, router, and what needs no routed expert.
+    pub(super) fn to_picks(&self, l: usize) -> Result<()> {
+        let (layer, d) = self.routed_layer(l);
+        self.attention(l, layer)?;
+        let x = self.norm(layer.ffn_norm, &Self::against(d))?;
+        match early(d) {
+            Some(s) => self.beside(self.rows.rows, || self.shared_first(s, x), || self.route(l, d, x)),
+            None => self.route(l, d, x),
+        }
+    }
+
+    /// The rest of the layer, once the picked experts of `part` are in memory; [`Cx::shared_last`] follows the last part.
+    pub(super) fn routed_part(&self, l: usize, part: Part) -> Result<()> {
+        let (_, d) = self.routed_layer(l);
+        self.routed(d, self.normed(d), part)
+    }
+
+    /// What [`Cx::norm`] gave for this layer.
+    fn normed(&self, d: &DevMoe) -> Acts {
+        let q = self.q_for(self.rows.rows, &Self::against(d), self.s.normed_q);
+        Acts { f32: self.s.normed, f32_stride: self.h.hidden, q }
+    }
+
+    /// The shared experts' first half needs nothing of the routed ones; both add to the residual stream in turn.
+    fn shared_first(&self, shared: &DevMlp, x: Acts) -> Result<()> {
+        self.swiglu(shared, x, self.s.ffn.shared, self.s.ffn.shared_q).map(drop)
+    }
+
+    /// Ends a layer's second half: the shared experts into the residual stream.
+    fn shared_last(&self, d: &DevMoe, x: Acts) -> Result<()> {
+        let f = &self.s.ffn;
+        match &d.shared {
+            None => Ok(()),
+            Some(s) if early(d).is_none() => self.mlp(s, x, f.shared, f.shared_q),
+            Some(s) => self.down(s, f.shared, self.q_for(self.rows.rows, &[&s.down], f.shared_q)),
+        }
+    }
+
+    /// The same after [`Cx::routed_part`].
+    pub(super) fn after_parts(&self, l: usize) -> Result<()> {
+        let (_, d) = self.routed_layer(l);
+        self.shared_last(d, self.normed(d))
+    }
+
+    /// Picks experts for every row; groups the picks where that is how they are run.
+    fn route(&self, l: usize, d: &DevMoe, x: Acts) -> Result<()> {
         let m = self.h.moe.as_ref().expect("a layer with experts");
         let (n, f) = (self.rows.rows, &self.s.ffn);
-        let e = experts_of(d, m);
         let route = Router {
             logits: f.router,
             rows: n,
             bias: d.bias,
             given: if self.replay { self.s.given } else { Ptr::NULL },
-            record: self.s.made,
+            record: self.record,
+            outside: self.outside,
             route: (self.h.n_layers * m.n_picked, l * m.n_picked),
             picks: f.picks,
         };
@@ -157,23 +216,56 @@ impl Cx<'_> {
             self.product_exact(&d.router, x, n, f.router, m.n_experts, false, true)?;
             router::pick(self.gpu, m, &route)?;
         }
+        if !self.is_grouped() {
+            return Ok(());
+        }
         let picks = n * m.n_picked;
         let grouped = Grouped::at(f.grouped, picks, m.n_experts);
+        expert::group(self.gpu, &experts_of(d, m), f.picks, picks, &grouped)
+    }
+
+    /// True if routed experts run by expert, not by row and pick.
+    pub(super) fn is_grouped(&self) -> bool {
+        self.rows.rows > gemv::ROWS_MAX && !self.exact
+    }
+
+    /// The routed experts, added to the residual stream.
+    fn routed(&self, d: &DevMoe, x: Acts, part: Part) -> Result<()> {
+        let m = self.h.moe.as_ref().expect("a layer with experts");
+        let (n, f) = (self.rows.rows, &self.s.ffn);
+        let e = experts_of(d, m);
+        let (first, rows) = match part {
+            Part::Rows(first, rows) => (first, rows),
+            Part::All | Part::Experts(..) => (0, n),
+        };
+        assert!((first, rows) == (0, n) || !self.is_grouped(), "rows are grouped together");
+        // From the first row's on; quantized rows follow each other.
+        let q_at = |q: Ptr, cols: usize, rows: usize| {
+            if q.is_null() { q } else { q.at((rows * quantize::row_bytes(cols)) as u64) }
+        };
+        let (width, picks) = (e.gate.rows as usize, first * m.n_picked);
+        let x = Acts {
+            f32: x.f32.f32s(first * x.f32_stride),
+            f32_stride: x.f32_stride,
+            q: q_at(x.q, e.gate.cols as usize, first),
+        };
+        let grouped = Grouped::at(f.grouped, n * m.n_picked, m.n_experts);
         let step = Step {
-            rows: n,
-            picks: f.picks,
+            rows,
+            picks: f.picks.at(expert::picks_bytes(picks) as u64),
             grouped: &grouped,
-            act: f.act,
-            act_q: self.q_for(n, &[&e.down], f.act_q),
+            act: f.act.f32s(picks * width),
+            act_q: q_at(self.q_for(n, &[&e.down], f.act_q), width, picks),
             exact: self.exact,
+            experts: match part {
+                Part::Experts(first, end) => (first, end),
+                _ => (0, m.n_experts as u32),
+            },
             scratch: self.s.work,
             scratch_bytes: self.s.work_bytes,
         };
-        if n > gemv::ROWS_MAX && !self.exact {
-            expert::group(self.gpu, &e, f.picks, picks, &grouped)?;
-        }
         expert::gate_up(self.gpu, &e, &x, &step)?;
-        expert::down(self.gpu, &e, &step, self.s.x)
+        expert::down(self.gpu, &e, &step, self.s.x.f32s(first * self.h.hidden))
     }
 
     /// Final norm and logits of wanted rows `first..first + n` into the logits buffer.
@@ -192,6 +284,12 @@ impl Cx<'_> {
         let (n, hidden) = (self.rows.rows, self.h.hidden);
         self.norm_rows(self.s.x, Ptr::NULL, n, self.model.final_norm, hidden, self.s.normed, Ptr::NULL)
     }
+}
+
+/// The shared experts, if their first half may run before the routed ones. Different codecs take working memory, which the
+/// routed part may be using.
+fn early(d: &DevMoe) -> Option<&DevMlp> {
+    d.shared.as_ref().filter(|s| s.gate.codec == s.up.codec)
 }
 
 /// True if grouped-query attention of whole runs has a kernel for this model.

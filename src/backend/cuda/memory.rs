@@ -6,7 +6,7 @@ use crate::units::{Bytes, Error, Result};
 use bytemuck::{NoUninit, Pod};
 use cudarc::driver::{result, sys};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A device address. 0 is none.
 #[repr(transparent)]
@@ -160,13 +160,28 @@ impl Pinned {
     pub fn new(context: &Arc<Context>, len: usize) -> Result<Pinned> {
         assert!(len > 0);
         context.bind()?;
-        // SAFETY: a context is current; flags 0 is ordinary cached host memory, which the CPU may read quickly.
-        let made = unsafe { result::malloc_host(len, 0) };
+        // SAFETY: a context is current; no flag but the mapping asks for ordinary cached memory, quick to read for the CPU.
+        let made = unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_DEVICEMAP) };
         let ptr =
             made.map_err(|e| failed(format!("pin {} of host memory", Bytes(len as u64)), e))?.cast::<u8>();
         // SAFETY: just allocated with at least this size.
         unsafe { ptr.write_bytes(0, len) };
         Ok(Pinned { ptr, len, context: context.clone() })
+    }
+
+    /// Its address for kernels, which reach it across the bus.
+    pub fn device(&self) -> Result<Ptr> {
+        let mut at = 0;
+        // SAFETY: allocated by the driver in `new`, mapped as all such memory is; the pointer is valid for the call.
+        let status = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut at, self.ptr.cast(), 0) };
+        status.result().map_err(|e| failed("map host memory", e))?;
+        Ok(Ptr(at))
+    }
+
+    /// The bytes as words that the GPU may be writing.
+    pub fn shared_words(&self) -> &[AtomicU32] {
+        // SAFETY: page-aligned, initialized memory of whole words; atomics may be written from elsewhere meanwhile.
+        unsafe { std::slice::from_raw_parts(self.ptr.cast(), self.len / 4) }
     }
 
     /// None at all: what stands in for one that is lent out.

@@ -110,8 +110,8 @@ impl Gpu {
     }
 
     /// The first GPU, with the compiler found too: what is missing is said before anything is loaded.
-    pub fn open() -> Result<Gpu> {
-        let gpu = Gpu::new(Device::open(0, Wait::Block)?, Cache::of_user());
+    pub fn open(wait: Wait) -> Result<Gpu> {
+        let gpu = Gpu::new(Device::open(0, wait)?, Cache::of_user());
         gpu.nvrtc()?;
         Ok(gpu)
     }

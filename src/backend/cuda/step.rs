@@ -33,6 +33,10 @@ pub struct Cx<'a> {
     pub rows: &'a Rows,
     /// f32 throughout.
     pub exact: bool,
+    /// Where picks are recorded.
+    pub record: Ptr,
+    /// That is host memory, which the host reads while the GPU goes on.
+    pub outside: bool,
     /// Picks are replayed from the buffer of given ones.
     pub replay: bool,
     /// Entries of the longest block table, rounded up so that a recorded step serves many positions.
@@ -210,13 +214,27 @@ impl Cx<'_> {
     /// One layer: adds both halves to the residual stream.
     pub fn layer(&self, l: usize) -> Result<()> {
         let layer = &self.model.layers[l];
-        match &layer.attn {
-            DevAttention::Mla(m) => self.mla(l, layer, m)?,
-            DevAttention::Gqa(g) => self.gqa(l, layer, g)?,
-        }
+        self.attention(l, layer)?;
         match &layer.ffn {
             DevFfn::Dense(m) => self.dense(layer, m),
             DevFfn::Moe(m) => self.moe(l, layer, m),
+        }
+    }
+
+    /// Its first half.
+    pub(super) fn attention(&self, l: usize, layer: &DevLayer) -> Result<()> {
+        match &layer.attn {
+            DevAttention::Mla(m) => self.mla(l, layer, m),
+            DevAttention::Gqa(g) => self.gqa(l, layer, g),
+        }
+    }
+
+    /// Layer `l` and its routed experts; asked of such layers only.
+    pub(super) fn routed_layer(&self, l: usize) -> (&DevLayer, &DevMoe) {
+        let layer = &self.model.layers[l];
+        match &layer.ffn {
+            DevFfn::Moe(m) => (layer, m),
+            DevFfn::Dense(_) => unreachable!("layer {l} has no routed experts"),
         }
     }
 

@@ -54,19 +54,21 @@ pub fn stored(source: &Source, jobs: &[MatrixJob], exact: bool) -> Result<Vec<St
     Ok(jobs.iter().zip(shapes).map(one).collect())
 }
 
-/// Gives every matrix an address: the groups one after another, a group's matrices side by side.
-pub fn place(arena: &mut Arena, stored: &[Stored], groups: &[Vec<usize>]) -> Result<Vec<Ptr>> {
+/// Gives every matrix from number `first` on an address: the groups one after another, a group's matrices side by side.
+/// Those before stay without.
+pub fn place(arena: &mut Arena, stored: &[Stored], groups: &[Vec<usize>], first: usize) -> Result<Vec<Ptr>> {
+    let groups: Vec<&Vec<usize>> = groups.iter().filter(|g| g[0] >= first).collect();
     let bytes = |g: &Vec<usize>| g.iter().map(|&i| stored[i].room_bytes()).sum::<usize>();
-    let starts = arena.reserve(&groups.iter().map(bytes).collect::<Vec<_>>())?;
+    let starts = arena.reserve(&groups.iter().map(|g| bytes(g)).collect::<Vec<_>>())?;
     let mut out = vec![Ptr::NULL; stored.len()];
     for (group, start) in groups.iter().zip(starts) {
         let mut at = start;
-        for &i in group {
+        for &i in group.iter() {
             out[i] = at;
             at = at.at(stored[i].room_bytes() as u64);
         }
     }
-    assert!(out.iter().all(|p| !p.is_null()), "every matrix is in a group");
+    assert!(out[first..].iter().all(|p| !p.is_null()), "every matrix is in a group");
     Ok(out)
 }
 
@@ -106,6 +108,11 @@ pub fn load(
         }
         Ok(())
     })
+}
+
+/// File bytes of jobs.
+pub fn jobs_bytes(source: &Source, jobs: &[MatrixJob]) -> u64 {
+    jobs.iter().map(|j| file_bytes(source, j)).sum()
 }
 
 fn file_bytes(source: &Source, job: &MatrixJob) -> u64 {

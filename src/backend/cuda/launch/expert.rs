@@ -139,6 +139,9 @@ pub struct Step<'a> {
     pub act_q: Ptr,
     /// f32 activations and sums throughout.
     pub exact: bool,
+    /// Experts `first..end` that run, where the step is grouped; others are left out. All of them in ascending parts give the
+    /// same bits as all at once.
+    pub experts: (u32, u32),
     /// Working memory.
     pub scratch: Ptr,
     /// Its size: at least [`scratch_bytes`].
@@ -249,6 +252,8 @@ fn gate_up_grouped(gpu: &Gpu, e: &Experts, x: &Acts, s: &Step) -> Result<()> {
         rows: 0,
         first_tile: 0,
         end_tile: tiles(width) as u32,
+        first_expert: s.experts.0,
+        end_expert: s.experts.1,
     };
     gemm::gate_up(gpu, &params, s.grouped.block, s.grouped.n_blocks)
 }
@@ -303,8 +308,10 @@ struct CombineParams {
     x_row: u64,
     n_picked: u32,
     width: u32,
+    first_expert: u32,
+    end_expert: u32,
 }
-const _: () = assert!(size_of::<CombineParams>() == 48);
+const _: () = assert!(size_of::<CombineParams>() == 56);
 // SAFETY: repr(C) without hidden padding; CombineParams of kernels/group.cu.
 unsafe impl Params for CombineParams {}
 
@@ -336,6 +343,8 @@ fn down_grouped(gpu: &Gpu, e: &Experts, s: &Step, x: Ptr) -> Result<()> {
             rows: 0,
             first_tile: first as u32,
             end_tile: end as u32,
+            first_expert: s.experts.0,
+            end_expert: s.experts.1,
         };
         gemm::down(gpu, &params, s.grouped.block, s.grouped.n_blocks)?;
         let combine = CombineParams {
@@ -346,6 +355,8 @@ fn down_grouped(gpu: &Gpu, e: &Experts, s: &Step, x: Ptr) -> Result<()> {
             x_row: hidden as u64,
             n_picked: e.n_picked as u32,
             width: columns as u32,
+            first_expert: s.experts.0,
+            end_expert: s.experts.1,
         };
         let blocks = [columns.div_ceil(256) as u32, s.rows as u32, 1];
         gpu.launch(UNIT, "combine", Grid { blocks, threads: 256, shared_bytes: 0 }, &combine)?;

@@ -129,8 +129,10 @@ pub(super) struct GroupedParams {
     pub rows: u32,
     pub first_tile: u32,
     pub end_tile: u32,
+    pub first_expert: u32,
+    pub end_expert: u32,
 }
-const _: () = assert!(size_of::<GroupedParams>() == 208);
+const _: () = assert!(size_of::<GroupedParams>() == 216);
 // SAFETY: repr(C) without hidden padding; GroupedParams of kernels/gemm.cu.
 unsafe impl Params for GroupedParams {}
 
@@ -180,6 +182,8 @@ pub(super) fn swiglu(gpu: &Gpu, s: &Swiglu) -> Result<()> {
         rows: s.rows as u32,
         first_tile: 0,
         end_tile: tiles(width) as u32,
+        first_expert: 0,
+        end_expert: 0,
     };
     let block = BlockRows::of(s.rows, 2 * tiles(width));
     gate_up(gpu, &params, block, s.rows.div_ceil(block.rows()))

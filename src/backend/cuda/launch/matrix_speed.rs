@@ -84,6 +84,7 @@ fn expert_speed(gpu: &Gpu, codec: Codec) {
             act: act.ptr(),
             act_q: act_q.ptr(),
             exact: false,
+            experts: (0, e.n_experts as u32),
             scratch: scratch.ptr(),
             scratch_bytes: scratch.len(),
         };

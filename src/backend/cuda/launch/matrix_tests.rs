@@ -440,6 +440,7 @@ fn run_layer(
         act: act.ptr(),
         act_q: if l.gpu.down.codec().is_dense() { Ptr::NULL } else { act_q.ptr() },
         exact,
+        experts: (0, l.gpu.n_experts as u32),
         scratch: scratch.ptr(),
         scratch_bytes: scratch.len(),
     };

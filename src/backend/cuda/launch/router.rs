@@ -23,6 +23,8 @@ pub struct Router {
     pub given: Ptr,
     /// The same shape: where picks are recorded; or null.
     pub record: Ptr,
+    /// `record` is host memory that the host reads while the GPU goes on.
+    pub outside: bool,
     /// Elements from one row's picks to the next's, and where this layer's start.
     pub route: (usize, usize),
     /// `(rows, n_picked)` of [`crate::backend::cuda::params::PickParams`].
@@ -46,7 +48,7 @@ struct RouterParams {
     scale: f32,
     route_stride: u32,
     route_offset: u32,
-    pad: u32,
+    outside: u32,
 }
 const _: () = assert!(size_of::<RouterParams>() == 80);
 // SAFETY: repr(C) without padding; RouterParams of kernels/router.cu.
@@ -72,7 +74,7 @@ impl RouterParams {
             scale: m.scale,
             route_stride: a.route.0 as u32,
             route_offset: a.route.1 as u32,
-            pad: 0,
+            outside: a.outside.into(),
         }
     }
 }

@@ -384,6 +384,7 @@ fn check_router(gpu: &Gpu, m: &MoeHyper, logits: &[f32], bias: Option<&[f32]>, n
         bias: bb.as_ref().map_or(Ptr::NULL, |b| b.ptr()),
         given: Ptr::NULL,
         record: record.ptr(),
+        outside: false,
         route: (stride, m.n_picked),
         picks: picks.ptr(),
     };
@@ -468,6 +469,7 @@ fn check_few(gpu: &Gpu, m: &MoeHyper, codec: Codec, cols: usize, rows: usize) {
         bias: none,
         given: none,
         record: none,
+        outside: false,
         route: (0, 0),
         picks: picks.ptr(),
     };
