@@ -149,7 +149,7 @@ impl Streamed {
 
     /// Slots.
     pub fn capacity(&self) -> usize {
-        self.slots.len()
+        self.slots.count()
     }
 
     /// What was missing so far.
@@ -226,7 +226,7 @@ impl Streamed {
     /// Begins a work that reads the experts `ids` of `layer`: all are in slots, or on their way there and awaited by the
     /// stream, when this returns. At most as many as there are slots.
     pub fn bring(&mut self, device: &Device, layer: LayerId, ids: &[ExpertId]) -> Result<()> {
-        assert!(ids.len() <= self.slots.len(), "{} experts of {} slots", ids.len(), self.slots.len());
+        assert!(ids.len() <= self.slots.count(), "{} experts of {} slots", ids.len(), self.slots.count());
         self.work += 1;
         self.missing.clear();
         for &e in ids {

@@ -48,7 +48,7 @@ impl Slots {
     }
 
     /// Slots in all.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.slots.len()
     }
 
@@ -138,7 +138,7 @@ mod tests {
         let mut back = walk(s.newest, |s| s.before);
         back.reverse();
         assert_eq!(forth, back);
-        assert_eq!(forth.len(), s.len());
+        assert_eq!(forth.len(), s.count());
         forth
     }
 
