@@ -29,28 +29,10 @@ impl CudaBackend {
         progress: &dyn Fn(u64),
     ) -> Result<CudaBackend> {
         draft.check_memory(&gpu)?;
-        let Draft { jobs, expert_jobs, stored, groups, model, shells, shape, options, room, plan } = draft;
-        let h = model.hyper.clone();
-        let named = |e: Error| match e {
-            Error::Limit { what, needs, has } => {
-                Error::Limit { what, needs: format!("{needs} ({plan})"), has }
-            }
-            e => e,
-        };
-        let (slots, slot_bytes) = match room {
-            ExpertRoom::Slots { slots, bytes } => (slots, bytes),
-            _ => (0, 0),
-        };
-        let first = if slots > 0 { expert_jobs } else { 0 };
-        let mut arena = Arena::new(gpu.context());
-        let places = weights::place(&mut arena, &stored, &groups, first).map_err(named)?;
-        let slots = arena.reserve(&vec![slot_bytes; slots]).map_err(named)?;
-        let vectors = arena.take(plan.vector_bytes as usize).map_err(named)?;
-        let pages = Pages::new(&mut arena, &h, options.kv_type(), options.pages).map_err(named)?;
-        let scratch = Scratch::new(&mut arena, &h, &shape, options.rows_max).map_err(named)?;
-        let pages_max = pages_named(&h, &options);
-        let rows = Rows::new(gpu.context(), &mut arena, options.rows_max, pages_max).map_err(named)?;
-        let threads = options.threads;
+        let taken = Taken::new(&gpu, &draft)?;
+        let Draft { jobs, expert_jobs, stored, model, shells, options, room, plan, .. } = draft;
+        let Taken { arena, first, places, slots, vectors, pages, scratch, rows } = taken;
+        let (h, threads) = (model.hyper.clone(), options.threads);
         let experts = match experts {
             Some(source) => Some(source),
             None if slots.is_empty() => None,
@@ -61,15 +43,8 @@ impl CudaBackend {
         };
         let read = weights::jobs_bytes(source, &jobs[..first]);
         let rest = |done| progress(read + done);
-        weights::load(
-            &gpu.device,
-            source,
-            &jobs[first..],
-            &stored[first..],
-            &places[first..],
-            threads,
-            &rest,
-        )?;
+        let (jobs, to) = (&jobs[first..], &places[first..]);
+        weights::load(&gpu.device, source, jobs, &stored[first..], to, threads, &rest)?;
         let mut walk = Walk::with(&stored, &places, vectors);
         let dev = walk.model(&model, shells.layers())?;
         gpu.device.copy_in(vectors, &walk.vectors)?;
@@ -110,6 +85,50 @@ impl CudaBackend {
             counters: Counters::default(),
             _arena: arena,
             gpu,
+        })
+    }
+}
+
+/// A draft's device memory.
+struct Taken {
+    arena: Arena,
+    /// The first matrix with a place of its own: those before are experts that go to slots.
+    first: usize,
+    places: Vec<Ptr>,
+    slots: Vec<Ptr>,
+    vectors: Ptr,
+    pages: Pages,
+    scratch: Scratch,
+    rows: Rows,
+}
+
+impl Taken {
+    /// Takes all of it. Another program may have been quicker since it was checked: an error then shows the plan.
+    fn new(gpu: &Gpu, d: &Draft) -> Result<Taken> {
+        let (h, o, plan) = (&d.model.hyper, &d.options, d.plan);
+        let take = || -> Result<Taken> {
+            let (slots, slot_bytes) = match d.room {
+                ExpertRoom::Slots { slots, bytes } => (slots, bytes),
+                _ => (0, 0),
+            };
+            let first = if slots > 0 { d.expert_jobs } else { 0 };
+            let mut arena = Arena::new(gpu.context());
+            Ok(Taken {
+                first,
+                places: weights::place(&mut arena, &d.stored, &d.groups, first)?,
+                slots: arena.reserve(&vec![slot_bytes; slots])?,
+                vectors: arena.take(plan.vector_bytes as usize)?,
+                pages: Pages::new(&mut arena, h, o.kv_type(), o.pages)?,
+                scratch: Scratch::new(&mut arena, h, &d.shape, o.rows_max)?,
+                rows: Rows::new(gpu.context(), &mut arena, o.rows_max, pages_named(h, o))?,
+                arena,
+            })
+        };
+        take().map_err(|e| match e {
+            Error::Limit { what, needs, has } => {
+                Error::Limit { what, needs: format!("{needs} ({plan})"), has }
+            }
+            e => e,
         })
     }
 }
