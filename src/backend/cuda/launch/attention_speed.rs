@@ -135,34 +135,17 @@ fn small(gpu: &Gpu) {
         scale: 1.0,
         dense: vec![],
     };
+    let none = Ptr::NULL;
+    let [logits, bias, given, record] = [none; 4];
+    let plain = Router { logits, rows: 0, bias, given, record, outside: false, route: (0, 0), picks: to };
     for rows in [1, 2048] {
-        let none = Ptr::NULL;
-        let job = Router {
-            logits: at,
-            rows,
-            bias: none,
-            given: none,
-            record: none,
-            outside: false,
-            route: (0, 0),
-            picks: to,
-        };
+        let job = Router { logits: at, rows, ..plain };
         time(gpu, &format!("router {rows} x 64"), &|| pick(gpu, &m, &job).unwrap());
     }
     let planes = layout::planes(Codec::F32, 64, 2048).unwrap();
     let w = MatrixParams::new(Codec::F32, 64, 2048, &planes, at);
-    let none = Ptr::NULL;
     for rows in [1, 8] {
-        let pick = Router {
-            logits: none,
-            rows,
-            bias: none,
-            given: none,
-            record: none,
-            outside: false,
-            route: (0, 0),
-            picks: to,
-        };
+        let pick = Router { rows, ..plain };
         let scratch = gpu.room(few_bytes(64, 2048, rows));
         let job = RouterFew { w, x: at.at(1 << 20), x_row: 2048, scratch: scratch.ptr(), pick };
         time(gpu, &format!("router with its product {rows} x 64"), &|| few(gpu, &m, &job).unwrap());
