@@ -4,7 +4,7 @@
 mod attend_half;
 mod attend_units;
 mod attention;
-mod cache;
+pub(super) mod cache;
 mod ffn;
 pub mod isa;
 pub mod kernels;

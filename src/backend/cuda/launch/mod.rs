@@ -21,3 +21,5 @@ mod attention_speed;
 mod attention_tests;
 #[cfg(test)]
 mod row_tests;
+#[cfg(test)]
+mod test_pages;

@@ -1,8 +1,8 @@
 //! Kernels that work on single rows, against their definitions: norm, angles, appends, router, SiLU, top-k.
 
-use super::attention_tests::{Cached, random};
 use super::rope::{GqaAppend, MlaAppend, Turns, angles, gqa_append, mla_append};
 use super::router::{Router, RouterFew, few, few_bytes, pick};
+use super::test_pages::{Cached, gqa_page, mla_page, random};
 use super::top::{Found, Top, largest, scratch_bytes};
 use super::{act, norm, quantize};
 use crate::backend::KvType;
@@ -139,7 +139,7 @@ fn turns(gpu: &Gpu, rope: &Rope, cached: &Cached) -> (crate::backend::cuda::Buff
 fn angles_are_the_definitions_to_the_last_bit_or_the_one_before() {
     let Some(gpu) = gpu() else { return };
     let positions = [0, 1, 2, 31, 4095, 4096, 131_071, 1_000_003, (1 << 24) - 1];
-    let cached = Cached::new(&gpu, KvType::F16, Mask::Full, &positions, 0, 0, false);
+    let cached = Cached::new(&gpu, gqa_page(KvType::F16, 1, 0), Mask::Full, &positions, false);
     for dims in [2, 64, 128] {
         for rope in ropes(dims, RopePairs::Half) {
             let (_room, t) = turns(&gpu, &rope, &cached);
@@ -182,7 +182,11 @@ fn queries_keys_and_values_are_prepared_as_defined() {
             (QkNorm::Head, RopePairs::Half),
             (QkNorm::Row, RopePairs::Interleaved),
         ] {
-            for (kv, mask) in [(KvType::F16, Mask::Full), (KvType::F32, Mask::Strided { stride: 3 })] {
+            for (kv, mask) in [
+                (KvType::F16, Mask::Full),
+                (KvType::F32, Mask::Strided { stride: 3 }),
+                (KvType::Int8, Mask::Strided { stride: 2 }),
+            ] {
                 seed += 10;
                 let shape = Heads { heads, kv_heads, d, kind, kv };
                 append_gqa(&gpu, &shape, pairs, dims, mask, &positions, seed);
@@ -209,7 +213,7 @@ fn append_gqa(
     seed: u64,
 ) {
     let (n, d, eps) = (positions.len(), s.d, 1e-5);
-    let cached = Cached::new(gpu, s.kv, mask, positions, s.kv_heads * d, s.kv_heads * d, false);
+    let cached = Cached::new(gpu, gqa_page(s.kv, s.kv_heads, d), mask, positions, false);
     let rope = &ropes(dims, pairs)[3];
     let (_room, turns) = turns(gpu, rope, &cached);
     let widths = [s.heads * d, s.kv_heads * d, s.kv_heads * d];
@@ -240,6 +244,14 @@ fn append_gqa(
         kv_heads: s.kv_heads,
         d,
     };
+    if s.kv == KvType::Int8 {
+        // The kernel's own f32 rows, coded by the CPU: no sum's order between them.
+        let plain = Cached::new(gpu, gqa_page(KvType::F32, s.kv_heads, d), mask, positions, false);
+        let q = gpu.upload(&x[0]);
+        gqa_append(gpu, &GqaAppend { seen: plain.seen, q: (q.ptr(), widths[0]), ..job }).unwrap();
+        gqa_append(gpu, &job).unwrap();
+        return cached.expect_coded(gpu, &plain);
+    }
     gqa_append(gpu, &job).unwrap();
     let (mut cos, mut sin) = (vec![0.0; dims / 2], vec![0.0; dims / 2]);
     for (part, x) in x.iter_mut().enumerate() {
@@ -263,7 +275,50 @@ fn append_gqa(
     }
     let e = error(&gpu.download(bx[0].ptr(), x[0].len()), &x[0]);
     assert!(e < 4e-6, "queries: {e}");
-    cached.expect_appended(gpu, s.kv_heads, d, d, &x[1], &x[2], append_tolerance(s.kv));
+    cached.expect_appended(gpu, &x[1], &x[2], append_tolerance(s.kv));
+}
+
+/// Values pass through the append kernel untouched, so that every edge of the coding can be put in.
+#[test]
+fn codes_of_edge_values_are_the_cpus() {
+    let Some(gpu) = gpu() else { return };
+    let (d, heads) = (50, 2); // the second group of a head is not full
+    let edges: [&[f32]; 8] = [
+        &[0.0, -0.0],
+        &[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -127.0], // ties go away from zero
+        &[1e-9, -3e-9],                                     // a scale that f16 rounds to zero
+        &[5e-6, 1e-6, -4e-6],                               // a scale that is subnormal in f16
+        &[1e38, -1e37, 8.3e6],                              // one that f16 has no room for
+        &[f32::INFINITY, 1.0],
+        &[f32::NAN, 2.0, -1.0],
+        &[65504.0 * 127.0, 3.0],
+    ];
+    let positions: Vec<usize> = (0..edges.len()).map(|i| i * 5).collect();
+    let v: Vec<f32> = edges.iter().flat_map(|e| e.iter().cycle().take(heads * d).copied()).collect();
+    let cached = Cached::new(&gpu, gqa_page(KvType::Int8, heads, d), Mask::Full, &positions, false);
+    let plain = Cached::new(&gpu, gqa_page(KvType::F32, heads, d), Mask::Full, &positions, false);
+    let (_room, turns) = turns(&gpu, &ropes(d, RopePairs::Half)[0], &cached);
+    let (bv, zero) = (gpu.upload(&v), gpu.room(v.len() * 4));
+    for seen in [cached.seen, plain.seen] {
+        let x = (zero.ptr(), heads * d);
+        let job = GqaAppend {
+            seen,
+            n: edges.len(),
+            q: x,
+            k: x,
+            v: (bv.ptr(), heads * d),
+            bias: [Ptr::NULL; 3],
+            norm: (QkNorm::None, [Ptr::NULL; 2]),
+            eps: 0.0,
+            clip: None,
+            turns,
+            heads,
+            kv_heads: heads,
+            d,
+        };
+        gqa_append(&gpu, &job).unwrap();
+    }
+    cached.expect_coded(&gpu, &plain);
 }
 
 #[test]
@@ -271,7 +326,11 @@ fn latents_and_rope_keys_are_prepared_as_defined() {
     let Some(gpu) = gpu() else { return };
     let positions = [0, 31, 32, 77];
     for (heads, lora, nope, rope_dim) in [(16, 512, 128, 64), (3, 32, 16, 8), (1, 96, 20, 10)] {
-        for (kv, mask) in [(KvType::F16, Mask::Full), (KvType::F32, Mask::Strided { stride: 2 })] {
+        for (kv, mask) in [
+            (KvType::F16, Mask::Full),
+            (KvType::F32, Mask::Strided { stride: 2 }),
+            (KvType::Int8, Mask::Strided { stride: 3 }),
+        ] {
             append_mla(&gpu, heads, lora, nope, rope_dim, kv, mask, &positions);
         }
     }
@@ -288,7 +347,7 @@ fn append_mla(
     positions: &[usize],
 ) {
     let (n, width, head, eps) = (positions.len(), lora + rope_dim, nope + rope_dim, 1e-6);
-    let cached = Cached::new(gpu, kv, mask, positions, width, 0, false);
+    let cached = Cached::new(gpu, mla_page(kv, lora, rope_dim), mask, positions, false);
     let rope = &ropes(rope_dim, RopePairs::Interleaved)[3];
     let (_room, turns) = turns(gpu, rope, &cached);
     let (mut q, mut x) = (random(n * heads * head, 40), random(n * width, 41));
@@ -311,6 +370,13 @@ fn append_mla(
         rope: rope_dim,
         q_latent: q_latent.ptr(),
     };
+    if kv == KvType::Int8 {
+        let plain = Cached::new(gpu, mla_page(KvType::F32, lora, rope_dim), mask, positions, false);
+        let q = gpu.upload(&q);
+        mla_append(gpu, &MlaAppend { seen: plain.seen, q: (q.ptr(), heads * head), ..job }).unwrap();
+        mla_append(gpu, &job).unwrap();
+        return cached.expect_coded(gpu, &plain);
+    }
     mla_append(gpu, &job).unwrap();
     let (mut cos, mut sin) = (vec![0.0; rope_dim / 2], vec![0.0; rope_dim / 2]);
     for row in 0..n {
@@ -329,7 +395,7 @@ fn append_mla(
         assert!(error(&got[lora..], &q[nope..]) < 1e-6);
         assert!(got[..lora].iter().all(|&v| v == 0.0), "only the rope part is written");
     }
-    cached.expect_appended(gpu, 1, width, 0, &x, &[], append_tolerance(kv));
+    cached.expect_appended(gpu, &x, &[], append_tolerance(kv));
 }
 
 #[test]
