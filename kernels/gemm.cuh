@@ -9,7 +9,7 @@
 //
 // Bytes: weights once for every N rows, activations (f16) once for every 8 tiles. Lane operations a weight, for every N
 // rows: unpack (codec.cuh), 0.5 PRMT + 0.5 HADD2 + 0.5 HMUL2 or HFMA2 to f16; NT/16 mma of 16x8x16.
-// Dequantized weights are f16 times WEIGHT_SCALE: 11 bits of any magnitude from 2^-20 to 2^10. Dense ones meet two terms of
+// Dequantized weights are f16 times WEIGHT_SCALE: 11 bits of any magnitude from 2^-17 to 2^13. Dense ones meet two terms of
 // the activations: one alone moves the logits of small models with 16-bit weights by hundredths, while quantized weights err
 // by more than that. F16 is taken as it is, against f16 terms; the others, whose range is f32's, go through bf16: BF16 as it
 // is, F32 and FP8 (with its block's scale) as two terms themselves.
@@ -17,7 +17,7 @@
 #include "codec.cuh"
 
 #define STAGES 4
-#define WEIGHT_SCALE 64.f
+#define WEIGHT_SCALE 8.f
 
 __device__ __forceinline__ void copy_async(void* to, const void* from, u32 bytes) {
   const u32 at = (u32)__cvta_generic_to_shared(to);

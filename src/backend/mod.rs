@@ -121,6 +121,9 @@ pub struct StepOutput {
     pub hidden: Vec<Vec<f32>>,
     /// `(rows, n_layers, n_picked)`; 0 in dense layers.
     pub routes: Vec<ExpertId>,
+    /// `(rows, n_layers)`: [`crate::model::margin`] of each choice, infinite in dense layers. With the routes, from the CPU
+    /// alone: what a near tie is measured by.
+    pub margins: Vec<f32>,
 }
 
 /// Work counted since the backend was made.
