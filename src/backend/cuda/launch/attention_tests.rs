@@ -315,6 +315,23 @@ fn check_made(
     expect_rows(&h, mask, &positions, (&got, &q, &k, &v), scale, None);
 }
 
+/// Every attention kernel once or twice: what compute-sanitizer has time for.
+#[test]
+fn attention_in_the_small() {
+    let Some(gpu) = gpu() else { return };
+    for kv in [KvType::F16, KvType::Int8, KvType::F32] {
+        for h in [gqa(3, 3, 64), gqa(4, 2, 37), gqa(8, 1, 128), mla(3, 32, 8), mla(16, 512, 64)] {
+            check_attend(&gpu, &h, kv, Mask::LocalStrided { window: 40, stride: 7 }, &[5, 150], true);
+        }
+    }
+    for kv in [KvType::F16, KvType::Int8] {
+        for h in [gqa(2, 1, 64), gqa(2, 1, 128), gqa(1, 1, 192), gqa(1, 1, 256)] {
+            check_flash(&gpu, &h, kv, Mask::Sliding { window: 45 }, 60, 70, true);
+        }
+        check_made(&gpu, (3, 128, 64, 64, 128), kv, Mask::Strided { stride: 3 }, 50, 70);
+    }
+}
+
 #[test]
 fn latents_come_out_of_their_pages_and_halves_are_rounded() {
     let Some(gpu) = gpu() else { return };
