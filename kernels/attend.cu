@@ -8,137 +8,28 @@
 // Bytes: each seen cached row once a block, i.e. ceil(group / NQ) times from L2 and once from memory. Operations: d + dv
 // fused multiply-adds a (query head, key), about 1.6 lane operations each with what surrounds them.
 //
-// Variants: ATTEND, cached bits and value columns a thread: 161 162 164 321 322 324. Kernels: attend_qN, N query heads a
-// block.
+// Variants: ATTEND, cached bits and value columns a thread: 81 82 84 161 162 164 321 322 324. Kernels: attend_qN, N query
+// heads a block.
 #include "decode.cuh"
-#include <cuda_fp16.h>
 
 #define THREADS 128
 #define COLUMNS (ATTEND % 10)
 
-#if ATTEND / 10 == 16
+#if ATTEND / 10 == 8
+#define KV KV_I8
+#include "tile_coded.cuh"
+#elif ATTEND / 10 == 16
 #define KV KV_F16
+#include "tile.cuh"
 #else
 #define KV KV_F32
+#include "tile.cuh"
 #endif
-#if KV == KV_F16
-typedef __half Element;
-#else
-typedef f32 Element;
-#endif
-// Elements of a 16-byte load.
-#define PER16 (16 / sizeof(Element))
 
-// Bytes from one row of a tile to the next: whole 64-byte chunks, an odd number of them, so that the two rows that a
-// quarter of a warp reads at once lie in different banks.
-__device__ inline u32 tile_stride(u32 width) {
-  u32 bytes = (width * (u32)sizeof(Element) + 63) / 64 * 64;
-  return bytes % 128 == 0 ? bytes + 64 : bytes;
-}
-
-// Rows `0..slots` of `(PAGE_TOKENS, width)` to shared memory; the rest of the rows, and columns from `width` to the end of
-// the last chunk, become zero: what lies there may be anything, and zero weights do not silence a NaN.
-__device__ inline void load_tile(unsigned char* tile, u32 stride, const Element* from, u32 width, u32 slots) {
-  u32 row_bytes = width * (u32)sizeof(Element);
-  if (row_bytes % 16 == 0) {
-    u32 chunks = row_bytes / 16, padded = (row_bytes + 63) / 64 * 4;
-    for (u32 i = threadIdx.x; i < PAGE_TOKENS * padded; i += THREADS) {
-      u32 row = i / padded, c = i % padded;
-      unsigned char* to = tile + row * stride + c * 16;
-      if (row < slots && c < chunks) {
-        u32 at = (u32)__cvta_generic_to_shared(to);
-        const void* source = (const char*)from + (u64)row * row_bytes + c * 16;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(source) : "memory");
-      } else {
-        *(uint4*)to = make_uint4(0, 0, 0, 0);
-      }
-    }
-  } else {
-    u32 padded = (row_bytes + 63) / 64 * 64 / (u32)sizeof(Element);
-    for (u32 i = threadIdx.x; i < PAGE_TOKENS * padded; i += THREADS) {
-      u32 row = i / padded, c = i % padded;
-      bool real = row < slots && c < width;
-      ((Element*)(tile + row * stride))[c] = real ? from[row * width + c] : Element(0.0f);
-    }
-  }
-}
-
-// Waits for the loads of load_tile, all threads' ones.
+// Waits for the loads of a tile, all threads' ones.
 __device__ inline void tiles_arrive() {
   asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
   __syncthreads();
-}
-
-// 16 bytes of a tile as f32.
-__device__ inline void widen(const unsigned char* at, f32 (&v)[PER16]) {
-  uint4 raw = *(const uint4*)at;
-#if KV == KV_F16
-  const __half2* h = (const __half2*)&raw;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    float2 f = __half22float2(h[i]);
-    v[2 * i] = f.x;
-    v[2 * i + 1] = f.y;
-  }
-#else
-  const f32* f = (const f32*)&raw;
-#pragma unroll
-  for (int i = 0; i < 4; i++) v[i] = f[i];
-#endif
-}
-
-// C columns of a tile's row as f32.
-template <int C>
-__device__ inline void columns(const unsigned char* row, u32 column, f32 (&v)[C]) {
-  const Element* e = (const Element*)row + column;
-#if KV == KV_F16
-  if constexpr (C == 1) {
-    v[0] = __half2float(e[0]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < C / 2; i++) {
-      float2 f = __half22float2(((const __half2*)e)[i]);
-      v[2 * i] = f.x;
-      v[2 * i + 1] = f.y;
-    }
-  }
-#else
-#pragma unroll
-  for (int i = 0; i < C; i++) v[i] = e[i];
-#endif
-}
-
-// Scores of the tile: four lanes share a key, each a quarter of every chunk, then add. `scores` is (NQ, PAGE_TOKENS).
-template <int NQ>
-__device__ inline void score(const unsigned char* keys, u32 stride, const f32* q, u32 q_width, u32 chunks, f32* scores) {
-  u32 lane = threadIdx.x % 32, part = lane % 4, key = threadIdx.x / 4;
-  f32 sum[NQ];
-#pragma unroll
-  for (int n = 0; n < NQ; n++) sum[n] = 0;
-  const unsigned char* at = keys + key * stride + part * 16;
-  const f32* query = q + part * PER16;
-#pragma unroll 2
-  for (u32 c = 0; c < chunks; c++, at += 64, query += 4 * PER16) {
-    f32 k[PER16];
-    widen(at, k);
-#pragma unroll
-    for (int n = 0; n < NQ; n++) {
-#pragma unroll
-      for (int i = 0; i < PER16; i += 4) {
-        float4 v = *(const float4*)(query + n * q_width + i);
-        sum[n] = fmaf(v.x, k[i], sum[n]);
-        sum[n] = fmaf(v.y, k[i + 1], sum[n]);
-        sum[n] = fmaf(v.z, k[i + 2], sum[n]);
-        sum[n] = fmaf(v.w, k[i + 3], sum[n]);
-      }
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < NQ; n++) {
-    sum[n] += __shfl_xor_sync(~0u, sum[n], 1);
-    sum[n] += __shfl_xor_sync(~0u, sum[n], 2);
-    if (part == n % 4) scores[n * PAGE_TOKENS + key] = sum[n];
-  }
 }
 
 // One page's scores into weights, and the running maximum, sum and factor of each query. A warp a query, a lane a key.
@@ -171,8 +62,7 @@ __device__ inline void soften(const MaskParams& mask, u32 i, u32 index, u32 slot
 
 // Weighted values: a thread owns C columns of every query.
 template <int NQ, int C>
-__device__ inline void weigh(const unsigned char* values, u32 stride, u32 slots, const f32* scores, const f32* factor,
-                             f32 (&acc)[NQ][C]) {
+__device__ inline void weigh(const Tile& values, u32 slots, const f32* scores, const f32* factor, f32 (&acc)[NQ][C]) {
   u32 column = threadIdx.x * C;
 #pragma unroll
   for (int n = 0; n < NQ; n++) {
@@ -182,7 +72,7 @@ __device__ inline void weigh(const unsigned char* values, u32 stride, u32 slots,
   for (u32 j = 0; j < slots; j += 4) { // rows from `slots` on are zero
     f32 v[4][C];
 #pragma unroll
-    for (int k = 0; k < 4; k++) columns<C>(values + (j + k) * stride, column, v[k]);
+    for (int k = 0; k < 4; k++) values.columns<C>(j + k, column, v[k]);
 #pragma unroll
     for (int n = 0; n < NQ; n++) {
       float4 p = *(const float4*)(scores + n * PAGE_TOKENS + j);
@@ -212,13 +102,12 @@ __device__ inline void attend(const AttendParams& p) {
   const u32 pages = cut.pages, each = cut.each, segments = cut.segments;
   if (blockIdx.x >= segments) return;
 
-  u32 chunks = (p.d * (u32)sizeof(Element) + 63) / 64, q_width = chunks * 4 * PER16;
   f32* q = (f32*)room;
-  unsigned char* keys = room + NQ * q_width * 4;
-  u32 k_stride = tile_stride(p.d), v_stride = p.latent ? k_stride : tile_stride(p.dv);
-  unsigned char* values = p.latent ? keys : keys + PAGE_TOKENS * k_stride;
+  const u32 q_width = Tile::of_keys(room, p.d, p.dv, p.latent).q_width();
+  const Tile keys = Tile::of_keys(room + NQ * q_width * 4, p.d, p.dv, p.latent);
+  const Tile values = Tile::of_values(keys, p.dv, p.latent);
   for (u32 e = threadIdx.x; e < NQ * q_width; e += THREADS) {
-    u32 n = e / q_width, c = e % q_width;
+    u32 n = e / q_width, c = keys.q_column(e % q_width);
     bool real = n < n_heads && c < p.d;
     q[e] = real ? p.q[((u64)row * p.heads + head + n) * p.d + c] * p.scale : 0;
   }
@@ -239,18 +128,15 @@ __device__ inline void attend(const AttendParams& p) {
     for (u32 index = next_page(p.mask, i, s * each); index < end; index = next_page(p.mask, i, index + 1)) {
       if (!sees_page(p.mask, i, index)) continue;
       u32 slots = slots_to(p.mask, index, i);
-      const Element* base = (const Element*)(table[index] + p.layer_offset);
-      load_tile(keys, k_stride, base + (u64)kv_head * PAGE_TOKENS * p.d, p.d, slots);
-      if (!p.latent) {
-        const Element* v = base + (u64)p.kv_heads * PAGE_TOKENS * p.d + (u64)kv_head * PAGE_TOKENS * p.dv;
-        load_tile(values, v_stride, v, p.dv, slots);
-      }
+      const Page page(table[index] + p.layer_offset, p.kv_heads, p.d, p.dv, p.latent);
+      keys.load_keys<THREADS>(page, kv_head, slots);
+      if (!p.latent) values.load_values<THREADS>(page, kv_head, slots);
       tiles_arrive();
-      score<NQ>(keys, k_stride, q, q_width, chunks, scores);
+      keys.score<NQ>(q, q_width, scores);
       __syncthreads();
       soften<NQ>(p.mask, i, index, slots, scores, top, sum, factor);
       __syncthreads();
-      if (threadIdx.x * C < p.dv) weigh<NQ, C>(values, v_stride, slots, scores, factor, acc);
+      if (threadIdx.x * C < p.dv) weigh<NQ, C>(values, slots, scores, factor, acc);
       __syncthreads();
     }
     __syncthreads();

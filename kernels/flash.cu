@@ -1,6 +1,6 @@
-// Attention of a run of consecutive rows over f16 pages, on tensor cores: prefill. Grouped-query attention reads keys and
-// values from pages; latent attention reads keys and values that were made from the latents (made_k, made_v) and the rope
-// keys, which all heads share, from pages.
+// Attention of a run of consecutive rows over f16 or int8 pages, on tensor cores: prefill. Grouped-query attention reads
+// keys and values from pages; latent attention reads keys and values that were made from the latents (made_k, made_v) and
+// the rope keys, which all heads share and which are f16 in every page.
 //
 // A block: 64 rows of one query head against the pages that any of them sees, 64 keys at a time, in order, with a
 // running softmax in registers (Dao, arXiv:2307.08691). Scores and sums are f32; queries, keys, weights and values enter
@@ -9,9 +9,19 @@
 // Bytes: keys and values once a (64 rows, head), mostly from L2. Operations: (d + dv) * 64 multiply-adds a key and 64
 // rows in mma.m16n8k16, and about 12 lane operations a score for the softmax.
 //
-// Variants: HEAD, the widths that a block has room for: 64 (64, 64), 128 (128, 128), 192 (192, 128), 256 (256, 256).
+// Variants: HEAD, the widths that a block has room for: 64 (64, 64), 128 (128, 128), 192 (192, 128), 256 (256, 256); the
+// same as CODED_HEAD for pages of int8 codes, which become f16 on their way into shared memory (about 2 lane operations a
+// code and block).
 #include "attend.cuh"
+#include "coded.cuh"
 #include "mma.cuh"
+
+#ifdef CODED_HEAD
+#define HEAD CODED_HEAD
+#define CODED true
+#else
+#define CODED false
+#endif
 
 #define THREADS 128
 #define ROWS 64
@@ -36,8 +46,9 @@ struct FlashParams {
   MaskParams mask;
   f32 scale;
   u32 n, heads, kv_heads, d, dv;
-  u32 rope, lora;       // latent rows: the rope key starts at element lora of lora + rope
-  u32 made_tokens, first_head, q_stride, pad;
+  u32 rope;                // made keys: width of the rope key
+  u32 rope_at, rope_pitch; // where rope keys start in a layer's part, and from one to the next, in f16 elements
+  u32 made_tokens, first_head, q_stride;
 };
 static_assert(sizeof(FlashParams) == 136, "mirrored in launch/flash.rs");
 
@@ -79,6 +90,21 @@ struct Pass {
   }
 };
 
+// A page's rows of one head to shared memory as f16; rows from `slots` on and columns from `width` on become zero.
+template <int W, int PITCH>
+__device__ __forceinline__ void widen_rows(const i8* codes, const __half* scales, u32 width, u32 slots, __half* to) {
+#pragma unroll 4
+  for (u32 i = threadIdx.x; i < PAGE_TOKENS * (W / 8); i += THREADS) {
+    const u32 row = i / (W / 8), column = i % (W / 8) * 8;
+    uint4 wide = make_uint4(0, 0, 0, 0);
+    if (row < slots && column < width) {
+      const uint2 eight = *(const uint2*)(codes + row * width + column);
+      wide = widen_eight(eight, scales[row * scales_of(width) + column / GROUP]);
+    }
+    *(uint4*)(to + row * PITCH + column) = wide;
+  }
+}
+
 // Keys and values of a pass to shared memory. Rows that hold no position up to the last row's become zero: what lies
 // there may be anything, and a zero weight does not silence a NaN.
 __device__ __forceinline__ void load_pass(const FlashParams& p, const Pass& pass, u32 last, u32 kv_head, __half* keys) {
@@ -88,8 +114,20 @@ __device__ __forceinline__ void load_pass(const FlashParams& p, const Pass& pass
   const u32 slots_a = slots_to(p.mask, pass.page[0], last), slots_b = second ? slots_to(p.mask, pass.page[1], last) : 0;
   const __half* base_a = (const __half*)(table[pass.page[0]] + p.layer_offset);
   const __half* base_b = (const __half*)(table[second ? pass.page[1] : 0] + p.layer_offset);
+  __half* values = keys + KEYS * PITCH_K;
+  if constexpr (CODED) {
+    const u32 a = pass.page[0], b = second ? pass.page[1] : a;
+    const CodedPage page_a = {(u8*)(table[a] + p.layer_offset), p.kv_heads, p.d, p.dv, 0};
+    const CodedPage page_b = {(u8*)(table[b] + p.layer_offset), p.kv_heads, p.d, p.dv, 0};
+    widen_rows<D, PITCH_K>(page_a.key_codes(kv_head), page_a.key_scales(kv_head), p.d, slots_a, keys);
+    widen_rows<D, PITCH_K>(page_b.key_codes(kv_head), page_b.key_scales(kv_head), p.d, slots_b, keys + PAGE_TOKENS * PITCH_K);
+    widen_rows<DV, PITCH_V>(page_a.value_codes(kv_head), page_a.value_scales(kv_head), p.dv, slots_a, values);
+    widen_rows<DV, PITCH_V>(page_b.value_codes(kv_head), page_b.value_scales(kv_head), p.dv, slots_b,
+                            values + PAGE_TOKENS * PITCH_V);
+    return;
+  }
   bool made = p.made_k != nullptr;
-  u32 nope = p.d - p.rope, width = p.lora + p.rope;
+  u32 nope = p.d - p.rope;
 #pragma unroll 4
   for (u32 i = threadIdx.x; i < KEYS * (D / 8); i += THREADS) {
     u32 row = i / (D / 8), column = i % (D / 8) * 8, slot = row % PAGE_TOKENS;
@@ -98,11 +136,10 @@ __device__ __forceinline__ void load_pass(const FlashParams& p, const Pass& pass
     u64 token = (u64)kv_head * p.made_tokens + (b ? pass.page[1] : pass.page[0]) * PAGE_TOKENS + slot;
     const __half* from = !made          ? base + (kv_head * PAGE_TOKENS + slot) * p.d + column
                          : column < nope ? p.made_k + token * nope + column
-                                         : base + slot * width + p.lora + (column - nope);
+                                         : base + p.rope_at + slot * p.rope_pitch + (column - nope);
     bool real = slot < (b ? slots_b : slots_a) && column < p.d;
     copy16(keys + row * PITCH_K + column, real ? from : base_a, real);
   }
-  __half* values = keys + KEYS * PITCH_K;
 #pragma unroll 4
   for (u32 i = threadIdx.x; i < KEYS * (DV / 8); i += THREADS) {
     u32 row = i / (DV / 8), column = i % (DV / 8) * 8, slot = row % PAGE_TOKENS;

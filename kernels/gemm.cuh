@@ -1,4 +1,4 @@
-// Products with many activation rows on the tensor cores: mma.sync m16n8k16, f16 in, f32 sums. The weights are the A
+// Products with many activation rows on the tensor cores: mma.sync m16n8k16, f16 or bf16 in, f32 sums. The weights are the A
 // operand: a tile of 16 rows is one fragment, dequantized in registers by the lane that multiplies it; activations are B.
 //
 // A block of 4 warps has N = 8*NT activation rows. For N = 64 each warp has two tiles of its own (8 tiles a block, or 4 of
@@ -9,12 +9,15 @@
 //
 // Bytes: weights once for every N rows, activations (f16) once for every 8 tiles. Lane operations a weight, for every N
 // rows: unpack (codec.cuh), 0.5 PRMT + 0.5 HADD2 + 0.5 HMUL2 or HFMA2 to f16; NT/16 mma of 16x8x16.
-// Dequantized weights are f16 times WEIGHT_SCALE: 11 bits of any magnitude from 2^-20 to 2^10.
+// Dequantized weights are f16 times WEIGHT_SCALE: 11 bits of any magnitude from 2^-17 to 2^13. Dense ones meet two terms of
+// the activations: one alone moves the logits of small models with 16-bit weights by hundredths, while quantized weights err
+// by more than that. F16 is taken as it is, against f16 terms; the others, whose range is f32's, go through bf16: BF16 as it
+// is, F32 and FP8 (with its block's scale) as two terms themselves.
 #pragma once
 #include "codec.cuh"
 
 #define STAGES 4
-#define WEIGHT_SCALE 64.f
+#define WEIGHT_SCALE 8.f
 
 __device__ __forceinline__ void copy_async(void* to, const void* from, u32 bytes) {
   const u32 at = (u32)__cvta_generic_to_shared(to);
@@ -29,6 +32,18 @@ __device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ void mma_bf16(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// Two values as bf16: `a` in the low half.
+__device__ __forceinline__ u32 bf16_pair(f32 a, f32 b) {
+  u32 bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(b), "f"(a));
+  return bits;
+}
+
 __device__ __forceinline__ u32 bits_of(__half2 v) { return *(u32*)&v; }
 __device__ __forceinline__ __half2 halves_of(u32 v) { return *(__half2*)&v; }
 // To f16 without infinities: a weight past f16's range stays the largest there is.
@@ -39,7 +54,8 @@ __device__ __forceinline__ __half2 clamped(f32 a, f32 b) {
 // The A operand of one tile, quantized codecs: read into registers a group ahead.
 template <int C, bool IS_DENSE = codec_row(C).part == DENSE> struct Weights {
   static constexpr CodecRow T = codec_row(C);
-  static constexpr int STAGE_BYTES = 0;
+  static constexpr int STAGE_BYTES = 0, PASSES = 1;
+  static constexpr bool BF16 = false;
   static constexpr f32 FACTOR = 1.f / WEIGHT_SCALE;
   Frag<C> codes[2]; // rows r and r+8
   Scales<C, 1> scales[2];
@@ -86,9 +102,10 @@ template <int C, bool IS_DENSE = codec_row(C).part == DENSE> struct Weights {
 template <int C> struct Weights<C, true> {
   static constexpr int BYTES = dense_bytes(C);
   static constexpr int STAGE_BYTES = GROUP * TILE_ROWS * BYTES;
-  // f16 weights are taken as they are.
-  static constexpr f32 SCALE = C == CODEC_F16 ? 1.f : WEIGHT_SCALE;
-  static constexpr f32 FACTOR = 1.f / SCALE;
+  static constexpr bool BF16 = C != CODEC_F16, AS_IS = BYTES == 2;
+  // Over the columns: high terms, low activations, and where weights have two terms, low weights.
+  static constexpr int PASSES = AS_IS ? 2 : 3;
+  static constexpr f32 FACTOR = 1.f;
 
   // 16-byte chunk `chunk` moves inside its 128 bytes so that a fragment's four column sets meet different banks.
   __device__ __forceinline__ static u32 swizzled(u32 chunk) {
@@ -106,15 +123,17 @@ template <int C> struct Weights<C, true> {
     }
   }
 
-  __device__ __forceinline__ static f32 element(const u8* from, u32 k, u32 r) {
+  __device__ __forceinline__ static u32 bits(const u8* from, u32 k, u32 r) {
     const u32 at = (k * TILE_ROWS + r) * BYTES;
     const u8* p = from + 16 * swizzled(at / 16) + at % 16;
-    return dense_value<C>(BYTES == 4 ? *(const u32*)p : BYTES == 2 ? *(const u16*)p : *p);
+    return BYTES == 4 ? *(const u32*)p : BYTES == 2 ? *(const u16*)p : *p;
   }
 
-  __device__ __forceinline__ static void fragments(u32 (&a)[2][4], const u8* from, const Planes& w, u32 tile, u32 g) {
+  // Of group `g`; `low`: what the first bf16 leaves of the weights.
+  __device__ __forceinline__ static void fragments(u32 (&a)[2][4], const u8* from, const Planes& w, u32 tile, u32 g,
+                                                   bool low) {
     const u32 r = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const f32 scale = block_scale<C>(w, tile, g * GROUP) * SCALE;
+    const f32 scale = block_scale<C>(w, tile, g * GROUP);
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -122,7 +141,15 @@ template <int C> struct Weights<C, true> {
 #pragma unroll
         for (int pair = 0; pair < 2; pair++) {
           const u32 k = 16 * h + 4 * t + 2 * pair;
-          a[h][2 * pair + i] = bits_of(clamped(element(from, k, r + 8 * i) * scale, element(from, k + 1, r + 8 * i) * scale));
+          const u32 first = bits(from, k, r + 8 * i), second = bits(from, k + 1, r + 8 * i);
+          if constexpr (AS_IS) {
+            a[h][2 * pair + i] = first | second << 16;
+          } else {
+            const f32 x = dense_value<C>(first) * scale, y = dense_value<C>(second) * scale;
+            const u32 high = bf16_pair(x, y);
+            const f32 x_left = x - __uint_as_float(high << 16), y_left = y - __uint_as_float(high & 0xffff0000u);
+            a[h][2 * pair + i] = low ? bf16_pair(x_left, y_left) : high;
+          }
         }
   }
 };
@@ -135,7 +162,7 @@ constexpr u32 block_tiles(int nt) { return is_split(nt) ? 2 : 8; }
 
 // Where the activation rows of a block lie: row i of N at `rows[i]`, or zeros where `i >= n`.
 struct Gather {
-  const u16* x;  // f16 rows in fragment order
+  const u16* x;  // f16 or bf16 rows in fragment order
   u64 pitch;     // elements
   const u32* rows; // null: rows first, first+1..
   u32 first, n;
@@ -198,9 +225,8 @@ __device__ __forceinline__ void gemm(const Planes& w0, const Planes& w1, u32 til
   constexpr u32 X_STEP = N * 64 * SETS, DENSE_STEP = 8 * Weights<C>::STAGE_BYTES, STRIDE = SETS;
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 groups = (w0.cols + GROUP - 1) / GROUP, first = SPLIT ? warp : 0;
-  // Dense weights meet both terms of the activations: first all groups of the high one, then of the low one. f16 alone
-  // moves the logits of small models with 16-bit weights by hundredths; quantized weights err by more than that.
-  const u32 all = IS_DENSE ? 2 * groups : groups;
+  // Dense: all groups against the high terms of the activations, then against the low ones, then the weights' low terms.
+  const u32 all = Weights<C>::PASSES * groups;
   u8* const x_at = shared + (SPLIT ? warp * N * 64 : 0);
   u8* const dense_at = shared + STAGES * X_STEP + warp * 2 * Weights<C>::STAGE_BYTES;
   tile0 = min(tile0, w0.tiles - 1), tile1 = min(tile1, w1.tiles - 1);
@@ -210,10 +236,10 @@ __device__ __forceinline__ void gemm(const Planes& w0, const Planes& w1, u32 til
   auto stage = [&](u32 i) {
     const u32 g = first + i * STRIDE;
     if (g < all) {
-      copies.stage(x_at + i % STAGES * X_STEP, g);
+      copies.stage(x_at + i % STAGES * X_STEP, g < 2 * groups ? g : g - 2 * groups);
       if constexpr (IS_DENSE) {
         u8* to = dense_at + i % STAGES * DENSE_STEP;
-        const u32 wg = g < groups ? g : g - groups;
+        const u32 wg = g < groups ? g : g < 2 * groups ? g - groups : g - 2 * groups;
         Weights<C>::stage(to, w0, tile0, wg);
         Weights<C>::stage(to + Weights<C>::STAGE_BYTES, w1, tile1, wg);
       }
@@ -244,9 +270,10 @@ __device__ __forceinline__ void gemm(const Planes& w0, const Planes& w1, u32 til
     u32 a[2][2][4];
     if constexpr (IS_DENSE) {
       const u8* from = dense_at + i % STAGES * DENSE_STEP;
-      const u32 wg = g < groups ? g : g - groups;
-      Weights<C>::fragments(a[0], from, w0, tile0, wg);
-      Weights<C>::fragments(a[1], from + Weights<C>::STAGE_BYTES, w1, tile1, wg);
+      const bool low = g >= 2 * groups;
+      const u32 wg = low ? g - 2 * groups : g < groups ? g : g - groups;
+      Weights<C>::fragments(a[0], from, w0, tile0, wg, low);
+      Weights<C>::fragments(a[1], from + Weights<C>::STAGE_BYTES, w1, tile1, wg, low);
     } else {
       ahead[0].fragments(a[0]);
       ahead[1].fragments(a[1]);
@@ -257,10 +284,16 @@ __device__ __forceinline__ void gemm(const Planes& w0, const Planes& w1, u32 til
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
       const uint4 v = b[32 * nt];
-      mma(acc[0][nt], a[0][0], v.x, v.y);
-      mma(acc[1][nt], a[1][0], v.x, v.y);
-      mma(acc[0][nt], a[0][1], v.z, v.w);
-      mma(acc[1][nt], a[1][1], v.z, v.w);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        if constexpr (Weights<C>::BF16) {
+          mma_bf16(acc[i][nt], a[i][0], v.x, v.y);
+          mma_bf16(acc[i][nt], a[i][1], v.z, v.w);
+        } else {
+          mma(acc[i][nt], a[i][0], v.x, v.y);
+          mma(acc[i][nt], a[i][1], v.z, v.w);
+        }
+      }
     }
   }
   if constexpr (SPLIT) add_up_warps<NT>((f32*)shared, acc);

@@ -49,15 +49,24 @@ template <int C, int B, bool EXACT> struct Dot {
     }
   }
 
+  // The lane's part of a step in groups: 4 rows of group `g`, codes and scales. False past the last group.
+  __device__ __forceinline__ static bool load(const Planes& w, u32 tile, u32 step, u32& g, Quad<C>& codes,
+                                              Scales<C, 4>& scales) {
+    const u32 lane = threadIdx.x % 32, q = lane % 4;
+    g = step * 8 + lane / 4;
+    if (g >= w.groups) return false;
+    codes.load(w, tile * w.groups + g, q);
+    scales.load(w, tile, g, 4 * q);
+    return true;
+  }
+
   // Codes against quantized activations, in integers up to the group's sum.
   __device__ __forceinline__ void quantized(const Planes& w, u32 tile, u32 step, const XRows& x,
                                             const u32 (&row)[B], f32 factor) {
-    const u32 lane = threadIdx.x % 32, q = lane % 4, g = step * 8 + lane / 4;
-    if (g >= w.groups) return;
+    u32 g;
     Quad<C> codes;
     Scales<C, 4> scales;
-    codes.load(w, tile * w.groups + g, q);
-    scales.load(w, tile, g, 4 * q);
+    if (!load(w, tile, step, g, codes, scales)) return;
 #pragma unroll
     for (int b = 0; b < B; b++) {
       const int4* p = (const int4*)(x.q + row[b] * x.q_row + g);
@@ -101,12 +110,10 @@ template <int C, int B, bool EXACT> struct Dot {
   // Weights as f32 against f32 activations.
   __device__ __forceinline__ void exact(const Planes& w, u32 tile, u32 step, const XRows& x,
                                         const u32 (&row)[B], f32 factor) {
-    const u32 lane = threadIdx.x % 32, q = lane % 4, g = step * 8 + lane / 4;
-    if (g >= w.groups) return;
+    u32 g;
     Quad<C> codes;
     Scales<C, 4> scales;
-    codes.load(w, tile * w.groups + g, q);
-    scales.load(w, tile, g, 4 * q);
+    if (!load(w, tile, step, g, codes, scales)) return;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
       const Scale s = scales.row(r);

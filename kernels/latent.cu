@@ -1,14 +1,21 @@
-// Absorbed latent attention of rows that each stand for themselves, over f16 pages on tensor cores: decode at the widths of
-// every published model (latent 512, rope key 64).
+// Absorbed latent attention of rows that each stand for themselves, over f16 or int8 pages on tensor cores: decode at the
+// widths of every published model (latent 512, rope key 64).
 //
 // A block takes 16 query heads of a row and a segment, a page at a time: eight warps share out the scores (two halves of
 // the keys by four parts of the width), add them up, soften them (two heads a warp, a lane a key), and each sums 64
 // columns of the values, which are the latents again. The next page is on its way meanwhile.
 //
-// Bytes: 1152 a cached row, once for 16 heads. Operations: 1088 multiply-adds a (head, key) in mma.m16n8k16; 272 of
-// those a page, 34 a warp.
+// Bytes: 1152 a cached row (int8: 672), once for 16 heads. Operations: 1088 multiply-adds a (head, key) in mma.m16n8k16;
+// 272 of those a page, 34 a warp. int8: about 1.5 lane operations a code to f16, once for 16 heads.
+//
+// Variants: none for f16 pages, KV=KV_I8. Codes become f16 on their way into shared memory, rounded once.
+#include "coded.cuh"
 #include "decode.cuh"
 #include "mma.cuh"
+
+#ifndef KV
+#define KV KV_F16
+#endif
 
 #define THREADS 256
 #define HEADS 16
@@ -25,16 +32,50 @@ struct Room {
   f32 top[HEADS], sum[HEADS], factor[HEADS];
 };
 
-// A page's rows to shared memory; those from `slots` on become zero, whatever lies there.
-__device__ __forceinline__ void load_page(const AttendParams& p, u64 page, u32 slots, __half* tile) {
-  const __half* from = (const __half*)(page + p.layer_offset);
+// A page on its way to shared memory; rows from `slots` on become zero, whatever lies there. `fetch` starts, `put` ends it:
+// f16 is copied in the background, codes wait in registers.
+struct Ahead {
+#if KV == KV_I8
+  static constexpr int EACH = PAGE_TOKENS * DV / 16 / THREADS; // 16 codes at a time
+  static_assert(PAGE_TOKENS * (D - DV) / 8 == THREADS, "a thread copies 8 values of the rope keys");
+  uint4 codes[EACH];
+  __half scale[EACH];
+
+  __device__ __forceinline__ void fetch(const AttendParams& p, u64 at, u32 slots, __half* tile) {
+    const CodedPage page = {(u8*)(at + p.layer_offset), 1, DV, 0, D - DV};
 #pragma unroll
-  for (u32 i = threadIdx.x; i < PAGE_TOKENS * (D / 8); i += THREADS) {
-    const u32 row = i / (D / 8), column = i % (D / 8) * 8;
-    copy16(tile + row * PITCH + column, from + row * D + column, row < slots);
+    for (int e = 0; e < EACH; e++) {
+      const u32 i = threadIdx.x + e * THREADS, row = i / (DV / 16);
+      const bool real = row < slots;
+      codes[e] = real ? *(const uint4*)(page.key_codes(0) + 16 * i) : make_uint4(0, 0, 0, 0);
+      scale[e] = real ? page.key_scales(0)[i / 2] : __half(0.0f);
+    }
+    const u32 row = threadIdx.x / 8, column = threadIdx.x % 8 * 8;
+    copy16(tile + row * PITCH + DV + column, page.tails() + 8 * threadIdx.x, row < slots);
+    commit();
   }
-  commit();
-}
+  __device__ __forceinline__ void put(__half* tile) const {
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      const u32 i = threadIdx.x + e * THREADS;
+      uint4* to = (uint4*)(tile + i / (DV / 16) * PITCH + i % (DV / 16) * 16);
+      to[0] = widen_eight(make_uint2(codes[e].x, codes[e].y), scale[e]);
+      to[1] = widen_eight(make_uint2(codes[e].z, codes[e].w), scale[e]);
+    }
+  }
+#else
+  __device__ __forceinline__ void fetch(const AttendParams& p, u64 page, u32 slots, __half* tile) {
+    const __half* from = (const __half*)(page + p.layer_offset);
+#pragma unroll
+    for (u32 i = threadIdx.x; i < PAGE_TOKENS * (D / 8); i += THREADS) {
+      const u32 row = i / (D / 8), column = i % (D / 8) * 8;
+      copy16(tile + row * PITCH + column, from + row * D + column, row < slots);
+    }
+    commit();
+  }
+  __device__ __forceinline__ void put(__half*) const {}
+#endif
+};
 
 // A warp's queries: 16 heads by its quarter of the width.
 __device__ __forceinline__ void load_queries(const AttendParams& p, u32 row, u32 head, u32 n_heads, u32 quarter,
@@ -101,7 +142,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) latent_decode(const __g
   for (u32 s = blockIdx.x; s < cut.segments; s += gridDim.x) {
     const u32 end = min((s + 1) * cut.each, cut.pages);
     u32 index = seen_from(p.mask, i, s * cut.each, end), stage = 0;
-    if (index < end) load_page(p, table[index], slots_to(p.mask, index, i), room.tile[0]);
+    Ahead ahead;
+    if (index < end) {
+      ahead.fetch(p, table[index], slots_to(p.mask, index, i), room.tile[0]);
+      ahead.put(room.tile[0]);
+    }
     if (fresh) load_queries(p, row, head, n_heads, quarter, query);
     fresh = false;
     if (threadIdx.x < HEADS) room.top[threadIdx.x] = NONE_SEEN, room.sum[threadIdx.x] = 0;
@@ -112,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) latent_decode(const __g
       wait<0>();
       __syncthreads();
       const u32 after = seen_from(p.mask, i, index + 1, end);
-      if (after < end) load_page(p, table[after], slots_to(p.mask, after, i), room.tile[stage ^ 1]);
+      if (after < end) ahead.fetch(p, table[after], slots_to(p.mask, after, i), room.tile[stage ^ 1]);
       const __half* tile = room.tile[stage];
       f32 scores[2][4] = {};
       const __half* k_at = tile + (16 * half + lane % 8 + lane / 16 * 8) * PITCH + 16 * STEPS * quarter + lane / 8 % 2 * 8;
@@ -148,6 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) latent_decode(const __g
           mma(acc[2 * n + 1], weights, b[2], b[3]);
         }
       }
+      if (after < end) ahead.put(room.tile[stage ^ 1]);
       index = after;
       stage ^= 1;
     }

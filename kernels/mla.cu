@@ -1,9 +1,10 @@
-// What a prefill of latent attention needs before it can use plain keys and values: latents out of their f16 pages as f32
-// rows, which products turn into keys and values, and those rounded to f16 for the tensor cores.
+// What a prefill of latent attention needs before it can use plain keys and values: latents out of their pages as f32 rows,
+// which products turn into keys and values, and those rounded to f16 for the tensor cores.
 //
-// Bytes: `mla_latents` 2 in and 4 out a value; `mla_halves` 4 in and 2 out. No operations to speak of.
-#include "params.h"
-#include <cuda_fp16.h>
+// Bytes: `mla_latents` 2 in (int8: 1.06) and 4 out a value; `mla_halves` 4 in and 2 out. No operations to speak of.
+//
+// Kernels: `mla_latents` of f16 pages, `mla_latents_coded` of int8 ones.
+#include "coded.cuh"
 
 #define THREADS 256
 
@@ -22,6 +23,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_latents(const __grid_c
   f32* to = p.y + (u64)blockIdx.x * PAGE_TOKENS * p.lora;
   for (u32 i = threadIdx.x; i < PAGE_TOKENS * p.lora; i += THREADS) {
     to[i] = __half2float(from[i / p.lora * (p.lora + p.rope) + i % p.lora]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) mla_latents_coded(const __grid_constant__ LatentsParams p) {
+  const u64 at = p.rows.pages[p.rows.table[0] + blockIdx.x] + p.layer_offset;
+  const CodedPage page = {(u8*)at, 1, p.lora, 0, p.rope};
+  const u32 groups = scales_of(p.lora);
+  f32* to = p.y + (u64)blockIdx.x * PAGE_TOKENS * p.lora;
+  for (u32 i = threadIdx.x; i < PAGE_TOKENS * p.lora; i += THREADS) {
+    const f32 scale = __half2float(page.key_scales(0)[i / p.lora * groups + i % p.lora / GROUP]);
+    to[i] = (f32)page.key_codes(0)[i] * scale;
   }
 }
 

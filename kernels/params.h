@@ -60,6 +60,7 @@ static_assert(sizeof(RowMap) == 24, "mirrored in params.rs");
 // Element type of cached keys, values and latents.
 #define KV_F32 0
 #define KV_F16 1
+#define KV_I8 2
 
 // Which earlier positions j a row at i sees (model::Mask): kind, window, stride.
 #define MASK_FULL 0

@@ -1,6 +1,6 @@
 // f32 activation rows to the forms that products take.
 //
-// Bytes: `quantize_rows` 4 in and 2.5 out a value; `half_rows` 4 in (twice, the second from L1 or L2) and 2 out.
+// Bytes: `quantize_rows` 4 in and 2.5 out a value; `half_rows` 4 in (twice, the second from L1 or L2) and 2 or 4 out.
 #include "quantize.cuh"
 #include "halves.cuh"
 
@@ -22,14 +22,27 @@ extern "C" __global__ void __launch_bounds__(256) quantize_rows(const __grid_con
 
 struct HalfParams {
   const f32* x;
-  u16* y;      // (heads, rows, terms, pitch) f16, a group's columns in fragment order, zero past cols
+  u16* y;      // (heads, rows, terms, pitch) f16 or bf16, a group's columns in fragment order, zero past cols
   f32* factor; // (heads, rows): what a product of y's row must be multiplied by
   u64 x_step, x_row;
   u32 cols, pitch;
-  u32 terms; // 2: what the first f16 leaves of a value follows as a second
-  u32 pad;
+  u32 terms; // 2: what the first leaves of a value follows as a second
+  u32 bf16;  // 1: bf16, which needs no scaling
 };
 static_assert(sizeof(HalfParams) == 56, "launch/quantize.rs");
+
+// A value as f16 or bf16, and what that stands for.
+__device__ __forceinline__ u16 narrowed(f32 v, bool bf16, f32& back) {
+  if (!bf16) {
+    const __half h = __float2half_rn(v);
+    back = __half2float(h);
+    return __half_as_ushort(h);
+  }
+  u16 bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+  back = __uint_as_float((u32)bits << 16);
+  return bits;
+}
 
 // A block a row; grid (rows, heads).
 extern "C" __global__ void __launch_bounds__(256) half_rows(const __grid_constant__ HalfParams p) {
@@ -44,14 +57,14 @@ extern "C" __global__ void __launch_bounds__(256) half_rows(const __grid_constan
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 8; i++) amax = max(amax, warp_max[i]);
-  const f32 scale = half_scale(amax);
-  __half* y = (__half*)p.y + row * p.pitch * p.terms;
+  const f32 scale = p.bf16 ? 1.f : half_scale(amax);
+  u16* y = p.y + row * p.pitch * p.terms;
   for (u32 i = threadIdx.x; i < p.pitch; i += 256) {
     const u32 k = i / 32 * 32 + column_at(i % 32);
     const f32 v = k < p.cols ? x[k] * scale : 0.f;
-    const __half high = __float2half_rn(v);
-    y[i] = high;
-    if (p.terms == 2) y[p.pitch + i] = __float2half_rn(v - __half2float(high));
+    f32 high, low;
+    y[i] = narrowed(v, p.bf16, high);
+    if (p.terms == 2) y[p.pitch + i] = narrowed(v - high, p.bf16, low);
   }
   if (threadIdx.x == 0) p.factor[row] = half_factor(scale);
 }

@@ -1,21 +1,21 @@
 // Between the projections and attention: bias, norms, clip and rope of queries and keys, and the append of what is cached
-// to its page (f32 or f16, rounded once). Also the angles, once a step.
+// to its page (f32, f16 rounded once, or int8 codes). Also the angles, once a step.
 //
 // Bytes: every query, key and value once in and once out (a few KB a row). Operations: about ten an element; latency is
 // all that matters here, so a block takes one head of one row.
 //
-// Variants: KV (KV_F32, KV_F16).
+// Variants: KV (KV_F32, KV_F16, KV_I8).
 #include "attend.cuh"
-#include <cuda_fp16.h>
+#include "coded.cuh"
 
 #define THREADS 128
 
-#if KV == KV_F16
-typedef __half Element;
-__device__ inline Element narrow(f32 v) { return __float2half_rn(v); }
-#else
+#if KV == KV_F32
 typedef f32 Element;
 __device__ inline Element narrow(f32 v) { return v; }
+#else
+typedef __half Element; // of int8 pages: the rope keys
+__device__ inline Element narrow(f32 v) { return __float2half_rn(v); }
 #endif
 
 // Cosine and sine of |a| up to 2^25, to double precision: a quarter-turn count taken off in two parts (the product with
@@ -116,6 +116,19 @@ static_assert(sizeof(GqaAppendParams) == 168, "mirrored in launch/rope.rs");
 
 extern __shared__ __align__(16) f32 head[];
 
+// The key or value in `head` to its page.
+__device__ inline void append_head(const GqaAppendParams& p, u8* page, u32 h, u32 slot, bool value) {
+#if KV == KV_I8
+  const CodedPage to = {page, p.kv_heads, p.d, p.d, 0};
+  code_row<THREADS>(p.d, (value ? to.value_codes(h) : to.key_codes(h)) + slot * p.d,
+                    (value ? to.value_scales(h) : to.key_scales(h)) + slot * scales_of(p.d),
+                    [](u32 e) { return head[e]; });
+#else
+  Element* to = (Element*)page + (((value ? p.kv_heads : 0) + h) * PAGE_TOKENS + slot) * p.d;
+  for (u32 e = threadIdx.x; e < p.d; e += THREADS) to[e] = narrow(head[e]);
+#endif
+}
+
 // A block: one head of queries, keys or values of one row; with NORM_ROW, whose sum goes over all heads, all of them:
 // a block that wrote its head's queries would change what another still sums.
 extern "C" __global__ void __launch_bounds__(THREADS) gqa_append(const __grid_constant__ GqaAppendParams p) {
@@ -143,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gqa_append(const __grid_co
   }
   u32 index, slot;
   locate(p.mask, p.rows.position[row], index, slot);
-  Element* page = (Element*)(p.rows.pages[p.rows.table[row] + index] + p.layer_offset);
+  u8* page = (u8*)(p.rows.pages[p.rows.table[row] + index] + p.layer_offset);
   for (u32 h = first; h < end; h++) {
     f32* from = x + h * p.d;
     f32 sum = 0;
@@ -161,11 +174,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) gqa_append(const __grid_co
     __syncthreads();
     if (part < 2) rotation.apply(head);
     __syncthreads();
-    u32 values = part == 2 ? p.kv_heads * PAGE_TOKENS * p.d : 0;
-    Element* to = page + values + (h * PAGE_TOKENS + slot) * p.d;
-    for (u32 e = threadIdx.x; e < p.d; e += THREADS) {
-      if (part == 0) from[e] = head[e];
-      else to[e] = narrow(head[e]);
+    if (part == 0) {
+      for (u32 e = threadIdx.x; e < p.d; e += THREADS) from[e] = head[e];
+    } else {
+      append_head(p, page, h, slot, part == 2);
     }
     __syncthreads();
   }
@@ -223,8 +235,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_append(const __grid_co
   rotation.apply(head + p.lora);
   u32 index, slot;
   locate(p.mask, p.rows.position[row], index, slot);
-  Element* to = (Element*)(p.rows.pages[p.rows.table[row] + index] + p.layer_offset) + slot * width;
-  for (u32 e = threadIdx.x; e < p.lora; e += THREADS) to[e] = narrow(head[e] * by * p.norm[e]);
+  u8* page = (u8*)(p.rows.pages[p.rows.table[row] + index] + p.layer_offset);
+#if KV == KV_I8
+  const CodedPage to = {page, 1, p.lora, 0, p.rope};
+  code_row<THREADS>(p.lora, to.key_codes(0) + slot * p.lora, to.key_scales(0) + slot * scales_of(p.lora),
+                    [&](u32 e) { return head[e] * by * p.norm[e]; });
+  Element* rope = to.tails() + slot * p.rope;
+#else
+  Element* latent = (Element*)page + slot * width;
+  for (u32 e = threadIdx.x; e < p.lora; e += THREADS) latent[e] = narrow(head[e] * by * p.norm[e]);
+  Element* rope = latent + p.lora;
+#endif
   __syncthreads();
-  for (u32 e = p.lora + threadIdx.x; e < width; e += THREADS) to[e] = narrow(head[e]);
+  for (u32 e = threadIdx.x; e < p.rope; e += THREADS) rope[e] = narrow(head[p.lora + e]);
 }

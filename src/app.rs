@@ -257,13 +257,10 @@ fn cuda_options(o: &Options, pages: usize) -> CudaOptions {
 
 /// The GPU that the options ask for. `auto` falls back on the CPU, and says why where there is a driver but no use of it.
 fn gpu(o: &Options) -> Result<Option<Gpu>> {
-    // Reading every page is what the CPU's sparse reading is tested against; no GPU kernel does it, nor reads int8.
-    let cpu_only = o.dense_masks || o.kv == Some(KvType::Int8);
-    if o.backend == Choice::Cpu || o.backend == Choice::Auto && (cpu_only || !cuda::driver::is_present()) {
+    // Reading every page is what the CPU's sparse reading is tested against; no GPU kernel does it.
+    if o.backend == Choice::Cpu || o.backend == Choice::Auto && (o.dense_masks || !cuda::driver::is_present())
+    {
         return Ok(None);
-    }
-    if o.kv == Some(KvType::Int8) {
-        return Err(Error::bad("settings", "kv", "f16 or f32 with backend cuda", "int8"));
     }
     match Gpu::open(o.wait) {
         Ok(gpu) => Ok(Some(gpu)),

@@ -3,6 +3,7 @@
 mod cli;
 mod corrupt;
 mod cuda;
+mod cuda_sessions;
 mod engine;
 mod golden;
 mod http;

@@ -66,9 +66,10 @@ pub fn command(name: &str) -> std::process::Command {
     command
 }
 
-/// The repository's fixtures.
+/// The repository's fixtures; `TEGU_TEST_DATA` says where they are on a machine without the repository.
 pub fn data() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
+    let named = std::env::var_os("TEGU_TEST_DATA").map(PathBuf::from);
+    named.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data"))
 }
 
 /// Larger fixtures that are not in the repository: `$TEGU_SHARED`, or a folder `shared` beside the checkout.

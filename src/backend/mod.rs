@@ -3,9 +3,10 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod page;
 
-use crate::kv::PageId;
-use crate::model::{AttnHyper, Hyper};
+use crate::kv::{PAGE_TOKENS, PageId};
+use crate::model::Hyper;
 use crate::units::{ExpertId, Result, TokenId};
 use std::ops::Range;
 
@@ -34,14 +35,6 @@ impl KvType {
         }
     }
 
-    /// Bytes of a row of which `coded` elements are coded in int8, and the last `tail` are not.
-    fn row_bytes(self, coded: usize, tail: usize) -> usize {
-        match self {
-            KvType::F32 | KvType::F16 => (coded + tail) * self.bytes(),
-            KvType::Int8 => coded + 2 * coded.div_ceil(KV_GROUP) + 2 * tail,
-        }
-    }
-
     /// Bytes of an element, or of its code.
     pub fn bytes(self) -> usize {
         match self {
@@ -54,11 +47,7 @@ impl KvType {
 
 /// Bytes of `tokens` positions in the canonical serial form ([`Backend::export`]).
 pub fn serial_bytes(h: &Hyper, kv: KvType, tokens: usize) -> usize {
-    let token = match h.attn {
-        AttnHyper::Mla { kv_lora_rank, rope_dim, .. } => kv.row_bytes(kv_lora_rank, rope_dim),
-        AttnHyper::Gqa { n_kv_heads, head_dim, .. } => 2 * n_kv_heads * kv.row_bytes(head_dim, 0),
-    };
-    tokens * h.n_layers * token
+    tokens * h.n_layers * page::PageLayout::of(h, kv).layer_bytes() / PAGE_TOKENS
 }
 
 /// The order of latent attention's products. Both give the same result up to rounding.
@@ -132,6 +121,9 @@ pub struct StepOutput {
     pub hidden: Vec<Vec<f32>>,
     /// `(rows, n_layers, n_picked)`; 0 in dense layers.
     pub routes: Vec<ExpertId>,
+    /// `(rows, n_layers)`: [`crate::model::margin`] of each choice, infinite in dense layers. With the routes, from the CPU
+    /// alone: what a near tie is measured by.
+    pub margins: Vec<f32>,
 }
 
 /// Work counted since the backend was made.

@@ -40,6 +40,8 @@ pub struct EvalChunk<'a> {
     pub hidden: Vec<&'a [f32]>,
     /// `(rows, n_layers, n_picked)`
     pub routes: &'a [ExpertId],
+    /// `(rows, n_layers)` with the routes, if the backend tells ([`crate::backend::StepOutput::margins`]).
+    pub margins: &'a [f32],
 }
 
 impl Engine {
@@ -138,6 +140,7 @@ impl Engine {
             logits: &out.logits,
             hidden: out.hidden.iter().map(|h| &h[..n * self.hyper.hidden]).collect(),
             routes: if options.record_routes { &out.routes[..n * picked] } else { &[] },
+            margins: out.margins.get(..n * self.hyper.n_layers).unwrap_or_default(),
         })
     }
 }

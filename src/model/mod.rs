@@ -13,4 +13,4 @@ pub use self::hyper::{AttnHyper, Gating, Hyper, Mask, MoeHyper, QkNorm, RopePair
 pub use bind::{Bound, bind, build};
 pub use layer::{Attention, Ffn, Gqa, Layer, Linear, Mla, Mlp, Model, Moe};
 pub use rope::Rope;
-pub use router::{Pick, route};
+pub use router::{Pick, margin, route};

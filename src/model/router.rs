@@ -60,14 +60,7 @@ fn choose(m: &MoeHyper, bias: Option<&[f32]>, scores: &[f32], choice: &mut [f32]
     }
     if m.n_groups > 1 {
         let size = m.n_experts / m.n_groups;
-        let mut groups = [0f32; crate::limits::EXPERTS_MAX];
-        for (g, s) in choice.chunks(size).zip(&mut groups) {
-            *s = match m.gating {
-                // V2 ranks a group by its best expert, V3 by its two best.
-                Gating::Softmax => g.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-                Gating::Sigmoid => top_two(g),
-            };
-        }
+        let mut groups = group_scores(m, choice);
         let mut kept = [false; crate::limits::EXPERTS_MAX];
         for _ in 0..m.n_groups_picked {
             let best = argmax(&groups[..m.n_groups]);
@@ -85,6 +78,37 @@ fn choose(m: &MoeHyper, bias: Option<&[f32]>, scores: &[f32], choice: &mut [f32]
         p.expert = best as ExpertId;
         choice[best] = f32::NEG_INFINITY;
     }
+}
+
+/// Scores of the groups of experts whose choice scores are `choice`.
+fn group_scores(m: &MoeHyper, choice: &[f32]) -> [f32; crate::limits::EXPERTS_MAX] {
+    let mut groups = [0f32; crate::limits::EXPERTS_MAX];
+    for (g, s) in choice.chunks(m.n_experts / m.n_groups).zip(&mut groups) {
+        *s = match m.gating {
+            // V2 ranks a group by its best expert, V3 by its two best.
+            Gating::Softmax => g.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            Gating::Sigmoid => top_two(g),
+        };
+    }
+    groups
+}
+
+/// How near a choice was to another one: the least difference of two scores (with bias; of experts, or of groups) that
+/// would have to change sign for other picks. `scores` is what [`route`] leaves in its logits. Infinite without a choice.
+pub fn margin(m: &MoeHyper, bias: Option<&[f32]>, scores: &[f32]) -> f32 {
+    let choice: Vec<f32> = scores.iter().enumerate().map(|(i, s)| s + bias.map_or(0.0, |b| b[i])).collect();
+    // Between the n-th and the next of values in falling order.
+    let gap = |mut v: Vec<(f32, usize)>, n: usize| {
+        v.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let gap = if n < v.len() { v[n - 1].0 - v[n].0 } else { f32::INFINITY };
+        v.truncate(n);
+        (gap, v)
+    };
+    let groups = group_scores(m, &choice)[..m.n_groups].iter().copied().zip(0..).collect();
+    let (of_groups, kept) = gap(groups, m.n_groups_picked.min(m.n_groups));
+    let size = m.n_experts / m.n_groups;
+    let experts = kept.iter().flat_map(|(_, g)| (g * size..(g + 1) * size).map(|e| (choice[e], e))).collect();
+    of_groups.min(gap(experts, m.n_picked).0)
 }
 
 /// The first index of the largest value. With NaN or nothing but -inf: the first that is not yet taken cannot be told
@@ -111,30 +135,32 @@ fn top_two(v: &[f32]) -> f32 {
     if b == f32::NEG_INFINITY { a } else { a + b }
 }
 
+/// A router alone, for tests.
+#[cfg(test)]
+pub fn hyper(
+    gating: Gating,
+    n_experts: usize,
+    n_groups: usize,
+    n_groups_picked: usize,
+    n_picked: usize,
+) -> MoeHyper {
+    MoeHyper {
+        n_experts,
+        n_picked,
+        expert_width: 1,
+        shared_width: 0,
+        gating,
+        n_groups,
+        n_groups_picked,
+        normalize: false,
+        scale: 2.0,
+        dense: vec![],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn hyper(
-        gating: Gating,
-        n_experts: usize,
-        n_groups: usize,
-        n_groups_picked: usize,
-        n_picked: usize,
-    ) -> MoeHyper {
-        MoeHyper {
-            n_experts,
-            n_picked,
-            expert_width: 1,
-            shared_width: 0,
-            gating,
-            n_groups,
-            n_groups_picked,
-            normalize: false,
-            scale: 2.0,
-            dense: vec![],
-        }
-    }
 
     fn run(m: &MoeHyper, bias: Option<&[f32]>, logits: &[f32]) -> Vec<Pick> {
         let (mut l, mut s) = (logits.to_vec(), vec![0.0; logits.len()]);
@@ -164,5 +190,18 @@ mod tests {
         assert_eq!([v2[0].expert, v2[1].expert], [0, 1]);
         let v3 = run(&hyper(Gating::Sigmoid, 4, 2, 1, 2), None, &logits);
         assert_eq!([v3[0].expert, v3[1].expert], [2, 3]);
+    }
+
+    #[test]
+    fn a_margin_is_what_a_choice_hangs_on() {
+        let of = |m: &MoeHyper, scores: &[f32], bias: Option<&[f32]>| margin(m, bias, scores);
+        let plain = hyper(Gating::Sigmoid, 4, 1, 1, 2);
+        assert!((of(&plain, &[0.9, 0.5, 0.4, 0.1], None) - 0.1).abs() < 1e-6);
+        assert!((of(&plain, &[0.9, 0.5, 0.4, 0.1], Some(&[0.0, 0.0, 0.08, 0.0])) - 0.02).abs() < 1e-6);
+        // Two groups by their sums, 1.4 and 1.3, come before two experts of the first.
+        let grouped = hyper(Gating::Sigmoid, 4, 2, 1, 1);
+        assert!((of(&grouped, &[0.9, 0.5, 0.7, 0.6], None) - 0.1).abs() < 1e-6);
+        let all = hyper(Gating::Softmax, 2, 1, 1, 2);
+        assert_eq!(of(&all, &[0.5, 0.5], None), f32::INFINITY);
     }
 }

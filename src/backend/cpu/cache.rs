@@ -1,50 +1,14 @@
-//! The CPU backend's KV pages.
-//!
-//! A page's layers lie together, so that a page that no one uses can be given back to the system. For each page and layer:
-//! - f32, f16: keys `(heads, PAGE_TOKENS, key)`, then values, the same: a head's block is contiguous. For MLA there is one
-//!   head, its key is the normalized latent and then the turned rope key, and there are no values;
-//! - int8: the codes of keys and of values, as above; then their scales, f16, one for [`KV_GROUP`] elements of a row; then for
-//!   MLA the rope keys `(PAGE_TOKENS, rope_dim)` in f16, whose rounding would turn into wrong positions.
+//! The CPU backend's KV pages: [`PageLayout`]s one after another. A page's layers lie together, so that a page that no one
+//! uses can be given back to the system.
 
 use super::ops::KvBlock;
-use crate::backend::{KV_GROUP, KvType, serial_bytes};
+use crate::backend::page::PageLayout;
+use crate::backend::{KV_GROUP, KvType};
 use crate::format::f16;
 use crate::kv::{PAGE_TOKENS, PageId, Placement};
-use crate::model::{AttnHyper, Hyper};
+use crate::model::Hyper;
 use crate::weights::Segment;
 use std::ops::Range;
-
-/// Where a row of a page lies.
-#[derive(Debug, Clone, Copy)]
-pub struct Shape {
-    /// Key-value heads kept apart; 1 for MLA.
-    pub heads: usize,
-    /// Width of a head's key row, or of the latent row.
-    pub key: usize,
-    /// Width of a head's value row; 0 for MLA, whose values are the latents.
-    pub value: usize,
-    /// Elements at the end of a key row that are never coded in int8: MLA's rope key.
-    pub tail: usize,
-}
-
-impl Shape {
-    /// The shape a model needs.
-    pub fn of(h: &Hyper) -> Shape {
-        match h.attn {
-            AttnHyper::Mla { kv_lora_rank, rope_dim, .. } => {
-                Shape { heads: 1, key: kv_lora_rank + rope_dim, value: 0, tail: rope_dim }
-            }
-            AttnHyper::Gqa { n_kv_heads, head_dim, .. } => {
-                Shape { heads: n_kv_heads, key: head_dim, value: head_dim, tail: 0 }
-            }
-        }
-    }
-
-    /// Elements of a row that are coded in int8.
-    fn coded(&self, value: bool) -> usize {
-        if value { self.value } else { self.key - self.tail }
-    }
-}
 
 /// One row: which head, slot, and whether it is a value.
 #[derive(Debug, Clone, Copy)]
@@ -58,8 +22,7 @@ struct Row {
 
 /// All pages of all layers.
 pub struct Cache {
-    shape: Shape,
-    kind: KvType,
+    layout: PageLayout,
     pages: usize,
     strides: Vec<usize>,
     /// Bytes of a page in one layer.
@@ -71,10 +34,10 @@ pub struct Cache {
 impl Cache {
     /// Zeroed pages. They take memory only once they are written.
     pub fn new(h: &Hyper, kind: KvType, pages: usize) -> Cache {
-        let layer_bytes = serial_bytes(h, kind, PAGE_TOKENS) / h.n_layers;
+        let layout = PageLayout::of(h, kind);
+        let layer_bytes = layout.layer_bytes();
         Cache {
-            shape: Shape::of(h),
-            kind,
+            layout,
             pages,
             strides: h.masks.iter().map(|m| m.stride()).collect(),
             layer_bytes,
@@ -89,12 +52,12 @@ impl Cache {
 
     /// Width of a key (or latent) row.
     pub fn key_width(&self) -> usize {
-        self.shape.key
+        self.layout.key
     }
 
     /// True if rows must be widened ([`Cache::widen`]) before anything is computed with them.
     pub fn is_coded(&self) -> bool {
-        self.kind == KvType::Int8
+        self.layout.kind == KvType::Int8
     }
 
     /// Bytes of one page, all layers.
@@ -108,37 +71,17 @@ impl Cache {
         (page as usize * self.strides.len() + layer) * self.layer_bytes
     }
 
-    /// Elements of a plain page before row `r`, or bytes of codes in a coded one.
-    fn before(&self, r: Row, key: usize, value: usize) -> usize {
-        let s = self.shape;
-        assert!(r.head < s.heads && r.slot < PAGE_TOKENS);
-        let row = r.head * PAGE_TOKENS + r.slot;
-        if r.value { s.heads * PAGE_TOKENS * key + row * value } else { row * key }
-    }
-
     /// Bytes of a row of plain elements.
     fn plain(&self, r: Row) -> Range<usize> {
-        let (s, each) = (self.shape, self.kind.bytes());
-        let at = self.page_at(r.layer, r.page) + self.before(r, s.key, s.value) * each;
-        at..at + if r.value { s.value } else { s.key } * each
+        let at = self.page_at(r.layer, r.page);
+        let row = self.layout.plain(r.head, r.slot, r.value);
+        at + row.start..at + row.end
     }
 
     /// Bytes of the codes, the scales and the tail of a coded row.
     fn coded(&self, r: Row) -> [Range<usize>; 3] {
-        let s = self.shape;
-        let (key, value) = (s.coded(false), s.coded(true));
-        let (key_groups, value_groups) = (key.div_ceil(KV_GROUP), value.div_ceil(KV_GROUP));
-        let rows = s.heads * PAGE_TOKENS;
-        let codes = self.page_at(r.layer, r.page);
-        let scales = codes + rows * (key + value);
-        let tails = scales + rows * (key_groups + value_groups) * 2;
-        let part = |at: usize, len: usize| at..at + len;
-        let (n, groups, tail) = if r.value { (value, value_groups, 0) } else { (key, key_groups, s.tail) };
-        [
-            part(codes + self.before(r, key, value), n),
-            part(scales + self.before(r, key_groups, value_groups) * 2, groups * 2),
-            part(tails + (r.head * PAGE_TOKENS + r.slot) * s.tail * 2, tail * 2),
-        ]
+        let at = self.page_at(r.layer, r.page);
+        self.layout.coded(r.head, r.slot, r.value).map(|part| at + part.start..at + part.end)
     }
 
     /// Bytes to read.
@@ -148,12 +91,12 @@ impl Cache {
 
     /// A head's keys (or the latents): row `slot` at `slot * key` elements. Not for coded pages.
     pub fn keys(&self, layer: usize, page: PageId, head: usize) -> KvBlock<'_> {
-        self.block(Row { layer, page, head, slot: 0, value: false }, self.shape.key)
+        self.block(Row { layer, page, head, slot: 0, value: false }, self.layout.key)
     }
 
     /// A head's values; MLA's values are its latents. Not for coded pages.
     pub fn values(&self, layer: usize, page: PageId, head: usize) -> KvBlock<'_> {
-        match self.shape.value {
+        match self.layout.value {
             0 => self.keys(layer, page, head),
             width => self.block(Row { layer, page, head, slot: 0, value: true }, width),
         }
@@ -161,8 +104,8 @@ impl Cache {
 
     fn block(&self, first: Row, stride: usize) -> KvBlock<'_> {
         let at = self.plain(first).start;
-        let bytes = self.bytes(at..at + PAGE_TOKENS * stride * self.kind.bytes());
-        match self.kind {
+        let bytes = self.bytes(at..at + PAGE_TOKENS * stride * self.layout.kind.bytes());
+        match self.layout.kind {
             KvType::F32 => KvBlock::F32 { data: bytemuck::cast_slice(bytes), stride },
             KvType::F16 => KvBlock::F16 { data: bytemuck::cast_slice(bytes), stride },
             KvType::Int8 => unreachable!("coded rows are widened first"),
@@ -179,7 +122,7 @@ impl Cache {
         slots: usize,
         out: &'b mut [f32],
     ) -> KvBlock<'b> {
-        let stride = if value { self.shape.value } else { self.shape.key };
+        let stride = self.layout.width(value);
         let out = &mut out[..slots * stride];
         for (slot, to) in out.chunks_exact_mut(stride).enumerate() {
             self.read(layer, page, head, slot, value, 0, to);
@@ -199,7 +142,7 @@ impl Cache {
         out: &mut [f32],
     ) {
         let r = Row { layer, page, head, slot, value };
-        match self.kind {
+        match self.layout.kind {
             KvType::F32 => {
                 out.copy_from_slice(&bytemuck::cast_slice(self.bytes(self.plain(r)))[from..][..out.len()]);
             }
@@ -227,10 +170,10 @@ impl Cache {
     /// No other thread may read or write the same row until a barrier of the team lies between.
     pub unsafe fn write(&self, layer: usize, page: PageId, head: usize, slot: usize, value: bool, x: &[f32]) {
         let r = Row { layer, page, head, slot, value };
-        assert_eq!(x.len(), if value { self.shape.value } else { self.shape.key });
+        assert_eq!(x.len(), self.layout.width(value));
         // SAFETY: the row is ours (contract).
         let part = |range: Range<usize>| unsafe { self.data.part_mut(range) };
-        match self.kind {
+        match self.layout.kind {
             KvType::F32 => bytemuck::cast_slice_mut(part(self.plain(r))).copy_from_slice(x),
             KvType::F16 => to_f16(x, part(self.plain(r))),
             KvType::Int8 => {
@@ -260,19 +203,11 @@ impl Cache {
 
     /// Calls `f` with the bytes of each piece of the canonical form, in its order.
     fn each_piece(&self, pages: &[PageId], tokens: usize, mut f: impl FnMut(Range<usize>)) {
-        let s = self.shape;
         for layer in 0..self.strides.len() {
             for position in 0..tokens {
                 let (index, slot) = self.placement(layer).locate(position);
-                for (value, width) in [(false, s.key), (true, s.value)] {
-                    for head in 0..if width > 0 { s.heads } else { 0 } {
-                        let r = Row { layer, page: pages[index], head, slot, value };
-                        match self.kind {
-                            KvType::Int8 => self.coded(r).into_iter().for_each(&mut f),
-                            _ => f(self.plain(r)),
-                        }
-                    }
-                }
+                let at = self.page_at(layer, pages[index]);
+                self.layout.each_piece(slot, |piece| f(at + piece.start..at + piece.end));
             }
         }
     }
@@ -318,7 +253,7 @@ fn to_f16(x: &[f32], out: &mut [u8]) {
 
 /// Codes a row in int8: the largest of each group becomes ±127. The scale is rounded to f16 first, so that codes are the
 /// nearest ones to what will be read.
-fn code(x: &[f32], codes: &mut [i8], scales: &mut [f16]) {
+pub(in crate::backend) fn code(x: &[f32], codes: &mut [i8], scales: &mut [f16]) {
     for ((x, codes), scale) in x.chunks(KV_GROUP).zip(codes.chunks_mut(KV_GROUP)).zip(scales) {
         let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
         *scale = f16::from_f32(max / 127.0);
@@ -331,7 +266,8 @@ fn code(x: &[f32], codes: &mut [i8], scales: &mut [f16]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Mask;
+    use crate::backend::serial_bytes;
+    use crate::model::{AttnHyper, Mask};
 
     /// Two layers of different placement; only what the cache looks at is set.
     fn hyper(attn: AttnHyper) -> Hyper {
@@ -358,7 +294,7 @@ mod tests {
     }
 
     fn fill(c: &Cache, pages: &[PageId], tokens: usize) {
-        let s = c.shape;
+        let s = c.layout;
         for layer in 0..2 {
             for position in 0..tokens {
                 let (index, slot) = c.placement(layer).locate(position);
@@ -441,17 +377,17 @@ mod tests {
             assert!(share <= most, "{attn:?}: {share}");
             let c = Cache::new(&h, KvType::Int8, 2);
             assert_eq!(c.page_bytes(), serial_bytes(&h, KvType::Int8, PAGE_TOKENS));
-            for (value, width) in [(false, c.shape.key), (true, c.shape.value)] {
+            for (value, width) in [(false, c.layout.key), (true, c.layout.value)] {
                 let x: Vec<f32> = (0..width).map(|i| ((i * 7919 + 13) % 201) as f32 - 100.0).collect();
                 if width == 0 {
                     continue;
                 }
-                let head = c.shape.heads - 1;
+                let head = c.layout.heads - 1;
                 // SAFETY: no other thread.
                 unsafe { c.write(1, 1, head, 5, value, &x) };
                 let mut back = vec![0.0; 6 * width];
                 c.widen(1, 1, head, value, 6, &mut back);
-                let coded = c.shape.coded(value);
+                let coded = c.layout.coded_width(value);
                 for (i, (a, b)) in x.iter().zip(&back[5 * width..]).enumerate() {
                     // Half a step of the largest, and f16's rounding of the step.
                     let far = if i < coded { 100.0 / 254.0 * 1.01 } else { 0.0 };

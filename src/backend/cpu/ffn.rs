@@ -5,7 +5,7 @@ use super::ops::{Out, Q8Out, Q8Rows, Rows};
 use super::scratch::Shared;
 use super::step::{Acts, Ctx, each_piece};
 use crate::format::layout::{GROUP, TILE_ROWS};
-use crate::model::{Mlp, Moe, MoeHyper, Pick, route};
+use crate::model::{Mlp, Moe, MoeHyper, Pick, margin, route};
 use crate::units::{ExpertId, LayerId, Result};
 use crate::weights::{Expert, ExpertSource, Matrix};
 use std::ops::Range;
@@ -43,6 +43,8 @@ pub struct Routes<'a> {
     pub given: Option<&'a [ExpertId]>,
     /// Picks to record, the same shape; empty if not asked for.
     pub record: &'a mut [ExpertId],
+    /// How near each choice was to another, `(rows, n_layers)`; empty with `record`.
+    pub margins: &'a mut [f32],
     /// The plan's index of each row.
     pub plan_row: &'a [u32],
 }
@@ -208,6 +210,7 @@ impl FfnScratch {
             route(m, moe.bias.as_deref(), logits, &mut self.choice, given, picks);
             if !routes.record.is_empty() {
                 routes.record[at..at + m.n_picked].iter_mut().zip(picks).for_each(|(r, p)| *r = p.expert);
+                routes.margins[at / m.n_picked] = margin(m, moe.bias.as_deref(), logits);
             }
         }
     }

@@ -4,7 +4,7 @@
 mod attend_half;
 mod attend_units;
 mod attention;
-mod cache;
+pub(super) mod cache;
 mod ffn;
 pub mod isa;
 pub mod kernels;
@@ -251,8 +251,10 @@ impl Backend for CpuBackend {
         out.hidden.resize_with(plan.hidden.len(), Vec::new);
         let n_picked = h.moe.as_ref().map_or(0, |m| m.n_picked);
         out.routes.clear();
+        out.margins.clear();
         if plan.record_routes {
             out.routes.resize(rows * h.n_layers * n_picked, 0);
+            out.margins.resize(rows * h.n_layers, f32::INFINITY);
         }
         let ctx = ctx!(self, &model);
         step::embed(ctx, plan, &self.lines, &self.x);
@@ -272,8 +274,12 @@ impl Backend for CpuBackend {
                 Ffn::Dense(mlp) => self.ffn.dense(ctx, mlp, rows, x, &self.x),
                 Ffn::Moe(moe) => {
                     let m = h.moe.as_ref().expect("a layer with experts");
-                    let mut routes =
-                        Routes { given: plan.routes, record: &mut out.routes, plan_row: &self.plan_row };
+                    let mut routes = Routes {
+                        given: plan.routes,
+                        record: &mut out.routes,
+                        margins: &mut out.margins,
+                        plan_row: &self.plan_row,
+                    };
                     let source = &*self.experts;
                     let used = self.ffn.moe(ctx, source, l, (moe, m), rows, x, &self.x, &mut routes)?;
                     self.counters.experts_fetched += used;

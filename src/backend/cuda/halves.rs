@@ -296,7 +296,7 @@ fn early(d: &DevMoe) -> Option<&DevMlp> {
 pub fn runs_together(h: &crate::model::Hyper, kv: crate::backend::KvType) -> bool {
     match h.attn {
         AttnHyper::Gqa { n_heads, head_dim, .. } => {
-            flash::unit(kv, head_dim, head_dim, &[n_heads * head_dim]).is_some()
+            flash::unit(kv, head_dim, head_dim, &[n_heads * head_dim], true).is_some()
         }
         AttnHyper::Mla { .. } => false,
     }

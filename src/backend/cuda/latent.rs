@@ -47,7 +47,7 @@ pub fn can_make(h: &Hyper, kv: crate::backend::KvType, entries: usize) -> bool {
     let w = Widths::of(h);
     let parts = [w.rope, w.lora, w.heads * w.q()];
     let (latents, head) = made_bytes(entries, w.lora, w.nope, w.v);
-    flash::unit(kv, w.q(), w.v, &parts).is_some() && latents + head <= MADE_BYTES
+    flash::unit(kv, w.q(), w.v, &parts, false).is_some() && latents + head <= MADE_BYTES
 }
 
 impl Cx<'_> {

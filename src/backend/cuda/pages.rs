@@ -1,43 +1,34 @@
-//! KV pages in device memory. A page holds all layers, one after another, each in the CPU cache's order (latents, or keys
-//! then values by head); pages lie in segments, and block tables name them by address.
+//! KV pages in device memory. A page holds all layers, one after another, each as [`PageLayout`] says; pages lie in
+//! segments, and block tables name them by address.
 
 use super::driver::Device;
 use super::memory::{Arena, PIECE_ALIGN, Ptr, SEGMENT_BYTES};
 use crate::backend::KvType;
-use crate::kv::{PAGE_TOKENS, PageId, Placement};
-use crate::model::{AttnHyper, Hyper};
+use crate::backend::page::PageLayout;
+use crate::kv::{PageId, Placement};
+use crate::model::Hyper;
 use crate::units::Result;
+use std::ops::Range;
 
 /// All pages.
 #[derive(Debug)]
 pub struct Pages {
     address: Vec<Ptr>,
-    kind: KvType,
-    /// Key-value heads kept apart; 1 for latents.
-    heads: usize,
-    key: usize,
-    value: usize,
+    layout: PageLayout,
     placements: Vec<Placement>,
 }
 
 /// Bytes of a page of a model, all layers.
 pub fn page_bytes(h: &Hyper, kind: KvType) -> usize {
-    let row = match h.attn {
-        AttnHyper::Mla { kv_lora_rank, rope_dim, .. } => kv_lora_rank + rope_dim,
-        AttnHyper::Gqa { n_kv_heads, head_dim, .. } => 2 * n_kv_heads * head_dim,
-    };
-    h.n_layers * PAGE_TOKENS * row * kind.bytes()
+    h.n_layers * PageLayout::of(h, kind).layer_bytes()
 }
 
 impl Pages {
     /// Takes memory for `pages` pages.
     pub fn new(arena: &mut Arena, h: &Hyper, kind: KvType, pages: usize) -> Result<Pages> {
-        let (heads, key, value) = match h.attn {
-            AttnHyper::Mla { kv_lora_rank, rope_dim, .. } => (1, kv_lora_rank + rope_dim, 0),
-            AttnHyper::Gqa { n_kv_heads, head_dim, .. } => (n_kv_heads, head_dim, head_dim),
-        };
         let placements = h.masks.iter().map(|m| Placement { stride: m.stride() }).collect();
-        let mut this = Pages { address: Vec::with_capacity(pages), kind, heads, key, value, placements };
+        let layout = PageLayout::of(h, kind);
+        let mut this = Pages { address: Vec::with_capacity(pages), layout, placements };
         let room = this.page_bytes().next_multiple_of(PIECE_ALIGN);
         let each = (SEGMENT_BYTES / room).max(1);
         let pieces: Vec<usize> = (0..pages).step_by(each).map(|at| each.min(pages - at)).collect();
@@ -50,7 +41,7 @@ impl Pages {
 
     /// Element type.
     pub fn kind(&self) -> KvType {
-        self.kind
+        self.layout.kind
     }
 
     /// Bytes of a page, all layers.
@@ -60,7 +51,7 @@ impl Pages {
 
     /// Bytes of a page in one layer.
     pub fn layer_bytes(&self) -> usize {
-        PAGE_TOKENS * self.heads * (self.key + self.value) * self.kind.bytes()
+        self.layout.layer_bytes()
     }
 
     /// A page's address.
@@ -83,23 +74,13 @@ impl Pages {
         device.copy_within(self.address(to), self.address(from), self.page_bytes())
     }
 
-    /// Calls `f(page index, offset in the page, bytes)` for each row of the canonical form, in its order.
-    fn each_row(&self, tokens: usize, mut f: impl FnMut(usize, usize, usize)) {
-        let (b, layer_bytes) = (self.kind.bytes(), self.layer_bytes());
+    /// Calls `f(page index, bytes of the page)` for each piece of the canonical form, in its order.
+    fn each_piece(&self, tokens: usize, mut f: impl FnMut(usize, Range<usize>)) {
         for (layer, placement) in self.placements.iter().enumerate() {
+            let at = layer * self.layer_bytes();
             for position in 0..tokens {
                 let (index, slot) = placement.locate(position);
-                for head in 0..self.heads {
-                    let at = (head * PAGE_TOKENS + slot) * self.key;
-                    f(index, layer * layer_bytes + at * b, self.key * b);
-                }
-                for head in 0..self.heads {
-                    let keys = self.heads * PAGE_TOKENS * self.key;
-                    let at = keys + (head * PAGE_TOKENS + slot) * self.value;
-                    if self.value > 0 {
-                        f(index, layer * layer_bytes + at * b, self.value * b);
-                    }
-                }
+                self.layout.each_piece(slot, |piece| f(index, at + piece.start..at + piece.end));
             }
         }
     }
@@ -108,7 +89,7 @@ impl Pages {
     pub fn export(&self, device: &Device, pages: &[PageId], tokens: usize, out: &mut Vec<u8>) -> Result<()> {
         let whole = self.read(device, pages)?;
         let size = self.page_bytes();
-        self.each_row(tokens, |index, at, len| out.extend_from_slice(&whole[index * size + at..][..len]));
+        self.each_piece(tokens, |index, piece| out.extend_from_slice(&whole[index * size..][piece]));
         Ok(())
     }
 
@@ -117,9 +98,9 @@ impl Pages {
         let mut whole = self.read(device, pages)?;
         let size = self.page_bytes();
         let mut left = bytes;
-        self.each_row(tokens, |index, at, len| {
-            let (row, rest) = left.split_at(len);
-            whole[index * size + at..][..len].copy_from_slice(row);
+        self.each_piece(tokens, |index, piece| {
+            let (from, rest) = left.split_at(piece.len());
+            whole[index * size..][piece].copy_from_slice(from);
             left = rest;
         });
         assert!(left.is_empty(), "{} bytes too many", left.len());

@@ -105,22 +105,8 @@ impl Cx<'_> {
         add: bool,
         exact: bool,
     ) -> Result<()> {
-        let p = Product {
-            w: *w,
-            x,
-            rows,
-            y,
-            y_stride,
-            add,
-            exact,
-            heads: 1,
-            w_step: 0,
-            x_step: 0,
-            q_step: 0,
-            y_step: 0,
-            scratch: self.s.work,
-            scratch_bytes: self.s.work_bytes,
-        };
+        let work = (self.s.work, self.s.work_bytes);
+        let p = Product { add, exact, ..Product::of(*w, x, rows, (y, y_stride), work) };
         gemv::product(self.gpu, &p)
     }
 
@@ -156,21 +142,15 @@ impl Cx<'_> {
         ys: (usize, usize),
     ) -> Result<()> {
         let cols = w.first.cols as usize;
+        let x = Acts { f32: x, f32_stride: xs.0, q };
         let p = Product {
-            w: w.first,
-            x: Acts { f32: x, f32_stride: xs.0, q },
-            rows,
-            y,
-            y_stride: ys.0,
-            add: false,
             exact: self.exact,
             heads,
             w_step: w.step,
             x_step: xs.1,
             q_step: if q.is_null() { 0 } else { quantize::row_bytes(cols) },
             y_step: ys.1,
-            scratch: self.s.work,
-            scratch_bytes: self.s.work_bytes,
+            ..Product::of(w.first, x, rows, (y, ys.0), (self.s.work, self.s.work_bytes))
         };
         gemv::product(self.gpu, &p)
     }

@@ -25,10 +25,10 @@ pub fn of(m: &DevModel, h: &Hyper, kv: KvType, rows_max: usize, exact: bool) -> 
     }
     match h.attn {
         AttnHyper::Gqa { n_heads, head_dim, .. } => {
-            all.extend(flash::unit(kv, head_dim, head_dim, &[n_heads * head_dim]));
+            all.extend(flash::unit(kv, head_dim, head_dim, &[n_heads * head_dim], true));
         }
         AttnHyper::Mla { nope_dim, rope_dim, v_dim, .. } => {
-            all.extend(flash::unit(kv, nope_dim + rope_dim, v_dim, &[rope_dim]));
+            all.extend(flash::unit(kv, nope_dim + rope_dim, v_dim, &[rope_dim], false));
             all.push(mla::UNIT);
         }
     }

@@ -2,9 +2,9 @@
 //! `kernels/latent.cu` has tensor cores and the widths of published latent models, `kernels/attend.cu` does the rest;
 //! `kernels/merge.cu` adds up the parts of split rows.
 
-use crate::backend::KvType;
 use crate::backend::cuda::params::{MaskParams, Params, RowMap};
 use crate::backend::cuda::{Gpu, Grid, Ptr, Unit};
+use crate::backend::{KV_GROUP, KvType};
 use crate::units::{Error, Result};
 
 /// Threads of a block, as in the kernel.
@@ -68,11 +68,25 @@ impl Heads {
         n * (PAGE * 4 + 12) + 16 + self.dynamic_bytes(n, kv)
     }
 
+    /// The queries and the tiles of `kernels/tile.cuh` and `tile_coded.cuh`.
     fn dynamic_bytes(&self, n: u32, kv: KvType) -> u32 {
-        let chunked = |width: usize| (width * kv.bytes()).next_multiple_of(64) as u32;
-        let stride = |width: usize| chunked(width) + if chunked(width).is_multiple_of(128) { 64 } else { 0 };
-        let values = if self.latent { 0 } else { stride(self.dv) };
-        n * chunked(self.d) / kv.bytes() as u32 * 4 + PAGE * (stride(self.d) + values)
+        let chunked = |bytes: usize| bytes.next_multiple_of(64);
+        let stride = |bytes: usize| chunked(bytes) + if chunked(bytes).is_multiple_of(128) { 64 } else { 0 };
+        let (query, keys, values) = match kv {
+            KvType::F32 | KvType::F16 => {
+                let b = kv.bytes();
+                (chunked(self.d * b) / b, stride(self.d * b), stride(self.dv * b))
+            }
+            KvType::Int8 => {
+                let tail = if self.latent { self.d - self.dv } else { 0 };
+                let coded = |width: usize| stride(width) + 2 * width.div_ceil(KV_GROUP);
+                let of_tail = if tail > 0 { stride(2 * tail) } else { 0 };
+                let query = chunked(self.d - tail) + chunked(2 * tail) / 2;
+                (query, coded(self.d - tail) + of_tail, coded(self.dv))
+            }
+        };
+        let values = if self.latent { 0 } else { values };
+        n * query as u32 * 4 + PAGE * (keys + values) as u32
     }
 
     /// Query heads of a block: all that share a key head if they are few; few of them when a step has few rows, so that
@@ -156,8 +170,9 @@ unsafe impl Params for AttendParams {}
 
 /// Adds up parts.
 pub const MERGE: Unit = Unit::of("merge");
-/// Tensor cores for latents of 512 and rope keys of 64, f16.
+/// Tensor cores for latents of 512 and rope keys of 64: f16, int8.
 const LATENT: Unit = Unit::of("latent");
+const LATENT_CODED: Unit = Unit { file: "latent", variant: "KV=KV_I8" };
 /// Query heads of a block of it, its threads, and its shared memory (`Room`).
 const LATENT_HEADS: usize = 16;
 const LATENT_THREADS: u32 = 256;
@@ -166,10 +181,11 @@ const LATENT_SHARED_BYTES: u32 =
 
 /// The module that has a kernel for these widths.
 pub fn unit(heads: &Heads, kv: KvType) -> Unit {
-    if heads.latent && (heads.d, heads.dv, kv) == (576, 512, KvType::F16) {
-        return LATENT;
+    match kv {
+        KvType::F16 if heads.latent && (heads.d, heads.dv) == (576, 512) => LATENT,
+        KvType::Int8 if heads.latent && (heads.d, heads.dv) == (576, 512) => LATENT_CODED,
+        _ => plain(heads, kv),
     }
-    plain(heads, kv)
 }
 
 /// The module without tensor cores, which takes any widths.
@@ -182,14 +198,16 @@ pub fn plain(heads: &Heads, kv: KvType) -> Unit {
         (KvType::F32, 1) => "ATTEND=321",
         (KvType::F32, 2) => "ATTEND=322",
         (KvType::F32, _) => "ATTEND=324",
-        (KvType::Int8, _) => unreachable!("app keeps int8 to the CPU"),
+        (KvType::Int8, 1) => "ATTEND=81",
+        (KvType::Int8, 2) => "ATTEND=82",
+        (KvType::Int8, _) => "ATTEND=84",
     };
     Unit { file: "attend", variant }
 }
 
 /// Fewest pages of a segment: what a block goes through in the time that a merge takes.
 fn pages_min(h: &Heads, unit: Unit) -> usize {
-    match (unit == LATENT, h.latent) {
+    match (unit.file == LATENT.file, h.latent) {
         (true, _) => 4,
         // Wide pages and no tensor cores: one is work enough.
         (false, true) => 1,
@@ -233,14 +251,14 @@ pub fn attend(gpu: &Gpu, a: &Attend) -> Result<()> {
     // A block of the tensor cores' kernel takes twice as long as one without, for sixteen heads at once: while one wave of
     // small blocks does it all, they are sooner done.
     let small = a.entries * h.heads.div_ceil(4) * a.n <= gpu.device.multiprocessors as usize;
-    if unit == LATENT && small && a.parts.is_some() {
+    if unit.file == LATENT.file && small && a.parts.is_some() {
         unit = plain(h, kv);
     }
     assert!(a.out_q.is_null() || h.dv.is_multiple_of(crate::format::layout::GROUP));
     let params = params(a, unit);
     let each = pages_min(h, unit);
     let segments = if a.parts.is_some() { a.entries.div_ceil(each).clamp(1, SEGMENTS_MAX) } else { 1 };
-    if unit == LATENT {
+    if unit.file == LATENT.file {
         let blocks = [segments as u32, h.heads.div_ceil(LATENT_HEADS) as u32, a.n as u32];
         let grid = Grid { blocks, threads: LATENT_THREADS, shared_bytes: LATENT_SHARED_BYTES };
         gpu.launch(unit, "latent_decode", grid, &params)?;

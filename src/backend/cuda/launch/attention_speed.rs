@@ -2,10 +2,10 @@
 //! machine with a GPU, `tegu-tests --ignored --nocapture attention_speed`.
 
 use super::attend::{Attend, Heads, Parts, attend};
-use super::attention_tests::Cached;
 use super::flash::{Flash, Keys, flash};
 use super::rope::{MlaAppend, Turns, mla_append};
 use super::router::{Router, RouterFew, few, few_bytes, pick};
+use super::test_pages::{Cached, gqa_page, mla_page};
 use super::{norm, top};
 use crate::backend::KvType;
 use crate::backend::cuda::params::MatrixParams;
@@ -26,8 +26,9 @@ fn time(gpu: &Gpu, name: &str, f: &dyn Fn()) {
 }
 
 fn decode(gpu: &Gpu, h: &Heads, n: usize, tokens: usize) {
-    let (key, value) = (h.kv_heads * h.d, if h.latent { 0 } else { h.kv_heads * h.dv });
-    let cached = Cached::new(gpu, KvType::F16, Mask::Full, &vec![tokens - 1; n], key, value, false);
+    let kv = KvType::F16;
+    let layout = if h.latent { mla_page(kv, h.dv, h.d - h.dv) } else { gqa_page(kv, h.kv_heads, h.d) };
+    let cached = Cached::new(gpu, layout, Mask::Full, &vec![tokens - 1; n], false);
     cached.zero(gpu);
     let (q, out) = (gpu.room(n * h.heads * h.d * 4), gpu.room(n * h.heads * h.dv * 4));
     let parts = gpu.room(Parts::bytes(h, n));
@@ -50,8 +51,9 @@ fn decode(gpu: &Gpu, h: &Heads, n: usize, tokens: usize) {
 fn prefill(gpu: &Gpu, heads: usize, kv_heads: usize, n: usize, made: bool) {
     let (d, dv) = if made { (192, 128) } else { (128, 128) };
     let positions: Vec<usize> = (0..n).collect();
-    let (key, value) = if made { (576, 0) } else { (kv_heads * d, kv_heads * dv) };
-    let cached = Cached::new(gpu, KvType::F16, Mask::Full, &positions, key, value, true);
+    let kv = KvType::F16;
+    let layout = if made { mla_page(kv, 512, 64) } else { gqa_page(kv, kv_heads, d) };
+    let cached = Cached::new(gpu, layout, Mask::Full, &positions, true);
     cached.zero(gpu);
     let (q, out) = (gpu.room(n * heads * d * 4), gpu.room(n * heads * dv * 4));
     let (k, v) = (gpu.room(heads * n * 128 * 2), gpu.room(heads * n * 128 * 2));
@@ -106,7 +108,7 @@ fn small(gpu: &Gpu) {
         let name = format!("norm and quantize {rows} x 2048");
         time(gpu, &name, &|| norm::rms(gpu, &job).unwrap());
     }
-    let cached = Cached::new(gpu, KvType::F16, Mask::Full, &[100], 576, 0, false);
+    let cached = Cached::new(gpu, mla_page(KvType::F16, 512, 64), Mask::Full, &[100], false);
     let append = MlaAppend {
         seen: cached.seen,
         n: 1,

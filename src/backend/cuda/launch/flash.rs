@@ -1,9 +1,10 @@
-//! Attention of a run of consecutive rows on tensor cores, `kernels/flash.cu`: prefill over f16 pages.
+//! Attention of a run of consecutive rows on tensor cores, `kernels/flash.cu`: prefill over f16 and int8 pages.
 
 use super::attend::Seen;
 use crate::backend::KvType;
 use crate::backend::cuda::params::{MaskParams, Params, RowMap};
 use crate::backend::cuda::{Gpu, Grid, Ptr, Unit};
+use crate::backend::page::PageLayout;
 use crate::units::Result;
 
 /// Rows of a block.
@@ -29,7 +30,7 @@ pub enum Keys {
         tokens: usize,
         /// Width of the rope key.
         rope: usize,
-        /// Width of the latent before it.
+        /// Width of the latent that lies with it in pages.
         lora: usize,
     },
 }
@@ -37,7 +38,7 @@ pub enum Keys {
 /// One launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Flash {
-    /// The rows: consecutive positions of one sequence. The cache is f16.
+    /// The rows: consecutive positions of one sequence.
     pub seen: Seen,
     /// Rows.
     pub n: usize,
@@ -81,39 +82,45 @@ struct FlashParams {
     d: u32,
     dv: u32,
     rope: u32,
-    lora: u32,
+    rope_at: u32,
+    rope_pitch: u32,
     made_tokens: u32,
     first_head: u32,
     q_stride: u32,
-    pad: u32,
 }
 const _: () = assert!(size_of::<FlashParams>() == 136);
 // SAFETY: repr(C) without padding; FlashParams of kernels/flash.cu.
 unsafe impl Params for FlashParams {}
 
-/// The smallest module with room for these widths; `None` if there is none, or if rows are not in whole 16 bytes, and then
-/// [`super::attend`] does it. `parts` are the widths that a key or latent row is made of.
-pub fn unit(kv: KvType, d: usize, dv: usize, parts: &[usize]) -> Option<Unit> {
+/// Widths of keys and values that a module has room for, and its variants for f16 and for int8 pages.
+const WIDTHS: [(usize, usize); 4] = [(64, 64), (128, 128), (192, 128), (256, 256)];
+const VARIANTS: [&str; 4] = ["HEAD=64", "HEAD=128", "HEAD=192", "HEAD=256"];
+const CODED_VARIANTS: [&str; 4] = ["CODED_HEAD=64", "CODED_HEAD=128", "CODED_HEAD=192", "CODED_HEAD=256"];
+
+/// The smallest module with room for these widths; `None` if there is none, or if rows are not in whole 8 elements, and then
+/// [`super::attend`] does it. `parts` are the widths that a key or latent row is made of; `from_pages`: keys and values are
+/// read there, not made.
+pub fn unit(kv: KvType, d: usize, dv: usize, parts: &[usize], from_pages: bool) -> Option<Unit> {
     let whole = parts.iter().chain(&[d, dv]).all(|w| w.is_multiple_of(8));
-    let variant = match (d, dv) {
-        (..=64, ..=64) => "HEAD=64",
-        (..=128, ..=128) => "HEAD=128",
-        (..=192, ..=128) => "HEAD=192",
-        (..=256, ..=256) => "HEAD=256",
-        _ => return None,
+    let width = WIDTHS.iter().position(|w| d <= w.0 && dv <= w.1)?;
+    let variant = match kv {
+        _ if !whole => return None,
+        KvType::F32 => return None,
+        KvType::Int8 if from_pages => CODED_VARIANTS[width],
+        // Made keys are f16, and so are the rope keys of any page.
+        KvType::F16 | KvType::Int8 => VARIANTS[width],
     };
-    (whole && kv == KvType::F16).then_some(Unit { file: "flash", variant })
+    Some(Unit { file: "flash", variant })
 }
 
 /// Dynamic shared memory of a module's block.
 fn shared_bytes(unit: Unit) -> u32 {
-    let (d, dv, stages, queries) = match unit.variant {
-        "HEAD=64" => (64, 64, 2, 0),
-        "HEAD=128" => (128, 128, 2, 0),
-        "HEAD=192" => (192, 128, 2, 0),
-        _ => (256, 256, 1, ROWS as u32 * (256 + 8) * 2),
-    };
-    stages * KEYS * (d + 8 + dv + 8) * 2 + queries
+    let of = |variants: &[&str; 4]| variants.iter().position(|v| *v == unit.variant);
+    let width = of(&VARIANTS).or_else(|| of(&CODED_VARIANTS)).expect("a variant of this file");
+    let (d, dv) = WIDTHS[width];
+    // One stage where two do not fit; then queries have a place of their own.
+    let (stages, queries) = if d == 256 { (1, ROWS as u32 * (256 + 8) * 2) } else { (2, 0) };
+    stages * KEYS * (d + 8 + dv + 8) as u32 * 2 + queries
 }
 
 /// Attends from a run's rows, all of whose keys are in place.
@@ -122,8 +129,15 @@ pub fn flash(gpu: &Gpu, f: &Flash) -> Result<()> {
         Keys::Cached { kv_heads } => (Ptr::NULL, Ptr::NULL, 0, 0, 0, kv_heads),
         Keys::Made { keys, values, tokens, rope, lora } => (keys, values, tokens, rope, lora, f.heads),
     };
-    let unit =
-        unit(f.seen.kv, f.d, f.dv, &[rope, lora, f.q_stride]).expect("the caller asked whether it fits");
+    let unit = unit(f.seen.kv, f.d, f.dv, &[rope, lora, f.q_stride], made_k.is_null())
+        .expect("the caller asked whether it fits");
+    let (rope_at, rope_pitch) = match f.seen.kv {
+        KvType::Int8 => {
+            let page = PageLayout { kind: KvType::Int8, heads: 1, key: lora + rope, value: 0, tail: rope };
+            (page.coded(0, 0, false)[2].start / 2, rope)
+        }
+        _ => (lora, lora + rope),
+    };
     let params = FlashParams {
         rows: f.seen.rows,
         layer_offset: f.seen.layer_offset,
@@ -140,11 +154,11 @@ pub fn flash(gpu: &Gpu, f: &Flash) -> Result<()> {
         d: f.d as u32,
         dv: f.dv as u32,
         rope: rope as u32,
-        lora: lora as u32,
+        rope_at: rope_at as u32,
+        rope_pitch: rope_pitch as u32,
         made_tokens: tokens as u32,
         first_head: f.some_heads.0 as u32,
         q_stride: f.q_stride as u32,
-        pad: 0,
     };
     let grid = Grid {
         blocks: [f.n.div_ceil(ROWS) as u32, f.some_heads.1 as u32, 1],

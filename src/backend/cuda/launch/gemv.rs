@@ -65,6 +65,28 @@ pub struct Product {
     pub scratch_bytes: usize,
 }
 
+impl Product {
+    /// A plain product: one matrix, fast, nothing added to, in working memory `(address, bytes)`.
+    pub fn of(w: MatrixParams, x: Acts, rows: usize, y: (Ptr, usize), scratch: (Ptr, usize)) -> Product {
+        Product {
+            w,
+            x,
+            rows,
+            y: y.0,
+            y_stride: y.1,
+            add: false,
+            exact: false,
+            heads: 1,
+            w_step: 0,
+            x_step: 0,
+            q_step: 0,
+            y_step: 0,
+            scratch: scratch.0,
+            scratch_bytes: scratch.1,
+        }
+    }
+}
+
 /// Working memory of a product of `rows` rows, `cols` wide, of any codec, whose activations differ for `heads` heads (1 if shared).
 pub fn scratch_bytes(rows: usize, cols: usize, heads: usize) -> usize {
     if rows <= ROWS_MAX { 0 } else { quantize::Halves::bytes(rows * heads, cols, 2) + 256 }
@@ -220,22 +242,9 @@ fn swiglu_apart(gpu: &Gpu, s: &Swiglu) -> Result<()> {
     let width = s.gate.rows as usize;
     let up_bytes = (s.rows * width * 4).next_multiple_of(256);
     assert!(s.scratch_bytes >= up_bytes);
-    let one = |w: MatrixParams, y: Ptr| Product {
-        w,
-        x: s.x,
-        rows: s.rows,
-        y,
-        y_stride: width,
-        add: false,
-        exact: s.exact,
-        heads: 1,
-        w_step: 0,
-        x_step: 0,
-        q_step: 0,
-        y_step: 0,
-        scratch: s.scratch.at(up_bytes as u64),
-        scratch_bytes: s.scratch_bytes - up_bytes,
-    };
+    let room = (s.scratch.at(up_bytes as u64), s.scratch_bytes - up_bytes);
+    let one =
+        |w: MatrixParams, y: Ptr| Product { exact: s.exact, ..Product::of(w, s.x, s.rows, (y, width), room) };
     product(gpu, &one(s.gate, s.act))?;
     product(gpu, &one(s.up, s.scratch))?;
     quantize::silu_products(gpu, s.act, s.scratch, s.act, s.rows * width)?;

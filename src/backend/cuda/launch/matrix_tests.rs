@@ -18,6 +18,8 @@ use std::sync::Arc;
 const SUMMED: f64 = 4e-6;
 /// f16 weights and activations (2^-11 each), sums in f32.
 const HALF: f64 = 1.5e-3;
+/// Two terms of each side in bf16 (2^-18 is left of a value), sums in f32 as tensor cores make them.
+const TERMS: f64 = 4e-5;
 
 /// SplitMix64.
 struct Random(u64);
@@ -42,6 +44,11 @@ impl Random {
 
 /// A matrix whose codes may be any bit pattern and whose scales are those of real weights.
 fn matrix(codec: Codec, rows: usize, cols: usize, random: &mut Random) -> Matrix {
+    matrix_of(codec, rows, cols, random, 1.0)
+}
+
+/// The same with weights `by` times as large.
+fn matrix_of(codec: Codec, rows: usize, cols: usize, random: &mut Random, by: f32) -> Matrix {
     let planes = layout::planes(codec, rows, cols).unwrap();
     let mut segment = Segment::zeroed(planes.total_bytes);
     let bytes = segment.bytes_mut();
@@ -53,18 +60,20 @@ fn matrix(codec: Codec, rows: usize, cols: usize, random: &mut Random) -> Matrix
     };
     let half = |v: f32| u32::from(f16::from_f32(v).to_bits());
     match codec {
-        Codec::F32 => put(planes.codes, 4, &mut || (random.unit() * 0.1).to_bits()),
-        Codec::F16 => put(planes.codes, 2, &mut || half(random.unit() * 0.1)),
-        Codec::BF16 => put(planes.codes, 2, &mut || u32::from(bf16::from_f32(random.unit() * 0.1).to_bits())),
+        Codec::F32 => put(planes.codes, 4, &mut || (random.unit() * 0.1 * by).to_bits()),
+        Codec::F16 => put(planes.codes, 2, &mut || half(random.unit() * 0.1 * by)),
+        Codec::BF16 => {
+            put(planes.codes, 2, &mut || u32::from(bf16::from_f32(random.unit() * 0.1 * by).to_bits()))
+        }
         Codec::F8E4M3 => {
             // Every code but the two NaNs.
             put(planes.codes, 1, &mut || (random.bits() as u32 & 0xff).wrapping_sub(1) & 0xfe);
-            put(planes.d, 4, &mut || (random.unit() * 0.01).to_bits());
+            put(planes.d, 4, &mut || (random.unit() * 0.01 * by).to_bits());
         }
         Codec::MXFP4 => put(planes.d, 1, &mut || 115 + random.bits() as u32 % 12),
         _ => {
-            put(planes.d, 2, &mut || half(random.unit() * 0.01));
-            put(planes.m, 2, &mut || half(random.unit() * 0.01));
+            put(planes.d, 2, &mut || half(random.unit() * 0.01 * by));
+            put(planes.m, 2, &mut || half(random.unit() * 0.01 * by));
         }
     }
     Matrix::new(codec, rows, cols, WeightBytes::new(Arc::new(segment), 0, planes.total_bytes))
@@ -80,7 +89,11 @@ struct Both {
 }
 
 fn both(gpu: &Gpu, codec: Codec, rows: usize, cols: usize, random: &mut Random) -> Both {
-    let cpu = matrix(codec, rows, cols, random);
+    both_of(gpu, matrix(codec, rows, cols, random))
+}
+
+fn both_of(gpu: &Gpu, cpu: Matrix) -> Both {
+    let (codec, rows, cols) = (cpu.codec, cpu.rows, cpu.cols);
     let memory = gpu.upload::<u8>(&cpu.bytes);
     let params = MatrixParams::new(codec, rows, cols, &cpu.planes, memory.ptr());
     let tiles = Tiles::new(codec, rows, cols, &cpu.bytes);
@@ -131,22 +144,7 @@ fn upload(gpu: &Gpu, x: &[f32], cols: usize) -> X {
 }
 
 fn plain(w: MatrixParams, x: Acts, rows: usize, y: &Buffer, exact: bool, scratch: &Buffer) -> Product {
-    Product {
-        w,
-        x,
-        rows,
-        y: y.ptr(),
-        y_stride: w.rows as usize,
-        add: false,
-        exact,
-        heads: 1,
-        w_step: 0,
-        x_step: 0,
-        q_step: 0,
-        y_step: 0,
-        scratch: scratch.ptr(),
-        scratch_bytes: scratch.len(),
-    }
+    Product { exact, ..Product::of(w, x, rows, (y.ptr(), w.rows as usize), (scratch.ptr(), scratch.len())) }
 }
 
 /// What the CPU computes with quantized activations.
@@ -259,10 +257,33 @@ fn many_rows_are_near_the_sums_in_f64() {
                 for part in [0..n.min(70), n - n.min(9)..n] {
                     let want = w.times(&x[part.start * cols..part.end * cols]);
                     let got = &got[part.start * rows..part.end * rows];
-                    assert_near(got, &want, HALF, &format!("{} ({rows}, {cols}) x {n}", info.name));
+                    let tolerance = if info.codec.is_dense() { TERMS } else { HALF };
+                    assert_near(got, &want, tolerance, &format!("{} ({rows}, {cols}) x {n}", info.name));
                 }
             }
         }
+    }
+}
+
+/// Of weights that f16 has no room for: dense ones of any size, quantized ones of some thousands.
+#[test]
+fn large_weights_keep_their_value() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random(6);
+    let (rows, cols, n) = (48, 256, 40);
+    let x = random.rows(n * cols);
+    let up = upload(&gpu, &x, cols);
+    let (y, scratch) = (gpu.room(n * rows * 4), gpu.room(scratch_bytes(n, cols, 1)));
+    for info in &TABLE {
+        let (by, tolerance) = match info.codec {
+            Codec::F16 => (6e5, TERMS),
+            c if c.is_dense() => (1e7, TERMS),
+            _ => (100.0, HALF),
+        };
+        let w = both_of(&gpu, matrix_of(info.codec, rows, cols, &mut random, by));
+        product(&gpu, &plain(w.gpu, up.acts, n, &y, false, &scratch)).unwrap();
+        let got = gpu.download::<f32>(y.ptr(), n * rows);
+        assert_near(&got, &w.times(&x), tolerance, info.name);
     }
 }
 

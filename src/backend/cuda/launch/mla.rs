@@ -26,7 +26,11 @@ unsafe impl Params for LatentsParams {}
 /// Latents of the first `entries` entries of the first row's block table, `(entries * 32, lora)` f32. Rows that hold no
 /// position yet are whatever lies there; [`super::flash`] does not read them.
 pub fn latents(gpu: &Gpu, seen: &Seen, entries: usize, lora: usize, rope: usize, to: Ptr) -> Result<()> {
-    assert_eq!(seen.kv, KvType::F16, "exact runs stay absorbed");
+    let name = match seen.kv {
+        KvType::F16 => "mla_latents",
+        KvType::Int8 => "mla_latents_coded",
+        KvType::F32 => unreachable!("exact runs stay absorbed"),
+    };
     let params = LatentsParams {
         rows: seen.rows,
         layer_offset: seen.layer_offset,
@@ -34,12 +38,7 @@ pub fn latents(gpu: &Gpu, seen: &Seen, entries: usize, lora: usize, rope: usize,
         lora: lora as u32,
         rope: rope as u32,
     };
-    gpu.launch(
-        UNIT,
-        "mla_latents",
-        Grid { blocks: [entries as u32, 1, 1], threads: 256, shared_bytes: 0 },
-        &params,
-    )
+    gpu.launch(UNIT, name, Grid { blocks: [entries as u32, 1, 1], threads: 256, shared_bytes: 0 }, &params)
 }
 
 #[repr(C)]

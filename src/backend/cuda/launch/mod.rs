@@ -20,4 +20,8 @@ mod attention_speed;
 #[cfg(test)]
 mod attention_tests;
 #[cfg(test)]
+mod router_tests;
+#[cfg(test)]
 mod row_tests;
+#[cfg(test)]
+mod test_pages;

@@ -38,10 +38,10 @@ pub fn rows(gpu: &Gpu, x: Ptr, x_stride: usize, rows: usize, cols: usize, q: Ptr
     gpu.launch(UNIT, "quantize_rows", grid, &QuantizeParams { x, q, x_row: x_stride as u64, groups, pad: 0 })
 }
 
-/// Rows of f16 for the tensor cores, each with the factor that undoes its scaling.
+/// Rows of f16 or bf16 for the tensor cores, each with the factor that undoes its scaling.
 #[derive(Debug, Clone, Copy)]
 pub struct Halves {
-    /// `(heads, rows, pitch)` f16: a row is its one or two terms.
+    /// `(heads, rows, pitch)` of 2 bytes: a row is its one or two terms.
     pub x: Ptr,
     /// `(heads, rows)` f32
     pub factor: Ptr,
@@ -50,7 +50,12 @@ pub struct Halves {
 }
 
 impl Halves {
-    /// Terms that stand for an activation against this codec: dense weights are worth two (22 bits).
+    /// True against dense weights with f32's range, which f16 has no room for.
+    fn are_bf16(codec: Codec) -> bool {
+        codec.is_dense() && codec != Codec::F16
+    }
+
+    /// Terms that stand for an activation against this codec: dense weights are worth two (22 bits; of bf16 16).
     pub fn terms(codec: Codec) -> usize {
         1 + usize::from(codec.is_dense())
     }
@@ -80,7 +85,7 @@ struct HalfParams {
     cols: u32,
     pitch: u32,
     terms: u32,
-    pad: u32,
+    bf16: u32,
 }
 const _: () = assert!(size_of::<HalfParams>() == 56);
 // SAFETY: repr(C) without hidden padding; HalfParams of kernels/quantize.cu.
@@ -105,7 +110,7 @@ pub struct Source {
     pub against: Codec,
 }
 
-/// Converts rows to f16 in `scratch`, which holds [`Halves::bytes`] of `heads * rows` rows.
+/// Converts rows to f16 or bf16 in `scratch`, which holds [`Halves::bytes`] of `heads * rows` rows.
 pub fn halves(gpu: &Gpu, from: &Source, scratch: Ptr) -> Result<(Halves, Ptr)> {
     let terms = Halves::terms(from.against);
     let (to, end) = Halves::at(scratch, from.rows * from.heads, from.cols, terms);
@@ -118,7 +123,7 @@ pub fn halves(gpu: &Gpu, from: &Source, scratch: Ptr) -> Result<(Halves, Ptr)> {
         cols: from.cols as u32,
         pitch: (to.pitch / terms) as u32,
         terms: terms as u32,
-        pad: 0,
+        bf16: u32::from(Halves::are_bf16(from.against)),
     };
     let grid = Grid { blocks: [from.rows as u32, from.heads as u32, 1], threads: 256, shared_bytes: 0 };
     gpu.launch(UNIT, "half_rows", grid, &params)?;

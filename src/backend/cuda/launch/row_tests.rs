@@ -1,18 +1,15 @@
-//! Kernels that work on single rows, against their definitions: norm, angles, appends, router, SiLU, top-k.
+//! Kernels that work on single rows, against their definitions: norm, angles, appends, SiLU, top-k.
 
-use super::attention_tests::{Cached, random};
 use super::rope::{GqaAppend, MlaAppend, Turns, angles, gqa_append, mla_append};
-use super::router::{Router, RouterFew, few, few_bytes, pick};
+use super::test_pages::{Cached, gqa_page, mla_page, random};
 use super::top::{Found, Top, largest, scratch_bytes};
 use super::{act, norm, quantize};
 use crate::backend::KvType;
 use crate::backend::cpu::{Isa, Ops};
-use crate::backend::cuda::params::{MatrixParams, PickParams};
 use crate::backend::cuda::testing::gpu;
 use crate::backend::cuda::{Gpu, Ptr};
-use crate::format::{Codec, bf16, f16, layout};
 use crate::model::hyper::{RopeHyper, RopeScaling};
-use crate::model::{Gating, Mask, MoeHyper, Pick, QkNorm, Rope, RopePairs, route};
+use crate::model::{Mask, QkNorm, Rope, RopePairs};
 
 /// Largest difference, relative to the larger of 1 and the expected magnitude.
 fn error(got: &[f32], want: &[f32]) -> f32 {
@@ -139,7 +136,7 @@ fn turns(gpu: &Gpu, rope: &Rope, cached: &Cached) -> (crate::backend::cuda::Buff
 fn angles_are_the_definitions_to_the_last_bit_or_the_one_before() {
     let Some(gpu) = gpu() else { return };
     let positions = [0, 1, 2, 31, 4095, 4096, 131_071, 1_000_003, (1 << 24) - 1];
-    let cached = Cached::new(&gpu, KvType::F16, Mask::Full, &positions, 0, 0, false);
+    let cached = Cached::new(&gpu, gqa_page(KvType::F16, 1, 0), Mask::Full, &positions, false);
     for dims in [2, 64, 128] {
         for rope in ropes(dims, RopePairs::Half) {
             let (_room, t) = turns(&gpu, &rope, &cached);
@@ -182,7 +179,11 @@ fn queries_keys_and_values_are_prepared_as_defined() {
             (QkNorm::Head, RopePairs::Half),
             (QkNorm::Row, RopePairs::Interleaved),
         ] {
-            for (kv, mask) in [(KvType::F16, Mask::Full), (KvType::F32, Mask::Strided { stride: 3 })] {
+            for (kv, mask) in [
+                (KvType::F16, Mask::Full),
+                (KvType::F32, Mask::Strided { stride: 3 }),
+                (KvType::Int8, Mask::Strided { stride: 2 }),
+            ] {
                 seed += 10;
                 let shape = Heads { heads, kv_heads, d, kind, kv };
                 append_gqa(&gpu, &shape, pairs, dims, mask, &positions, seed);
@@ -209,7 +210,7 @@ fn append_gqa(
     seed: u64,
 ) {
     let (n, d, eps) = (positions.len(), s.d, 1e-5);
-    let cached = Cached::new(gpu, s.kv, mask, positions, s.kv_heads * d, s.kv_heads * d, false);
+    let cached = Cached::new(gpu, gqa_page(s.kv, s.kv_heads, d), mask, positions, false);
     let rope = &ropes(dims, pairs)[3];
     let (_room, turns) = turns(gpu, rope, &cached);
     let widths = [s.heads * d, s.kv_heads * d, s.kv_heads * d];
@@ -240,6 +241,14 @@ fn append_gqa(
         kv_heads: s.kv_heads,
         d,
     };
+    if s.kv == KvType::Int8 {
+        // The kernel's own f32 rows, coded by the CPU: no sum's order between them.
+        let plain = Cached::new(gpu, gqa_page(KvType::F32, s.kv_heads, d), mask, positions, false);
+        let q = gpu.upload(&x[0]);
+        gqa_append(gpu, &GqaAppend { seen: plain.seen, q: (q.ptr(), widths[0]), ..job }).unwrap();
+        gqa_append(gpu, &job).unwrap();
+        return cached.expect_coded(gpu, &plain);
+    }
     gqa_append(gpu, &job).unwrap();
     let (mut cos, mut sin) = (vec![0.0; dims / 2], vec![0.0; dims / 2]);
     for (part, x) in x.iter_mut().enumerate() {
@@ -263,7 +272,50 @@ fn append_gqa(
     }
     let e = error(&gpu.download(bx[0].ptr(), x[0].len()), &x[0]);
     assert!(e < 4e-6, "queries: {e}");
-    cached.expect_appended(gpu, s.kv_heads, d, d, &x[1], &x[2], append_tolerance(s.kv));
+    cached.expect_appended(gpu, &x[1], &x[2], append_tolerance(s.kv));
+}
+
+/// Values pass through the append kernel untouched, so that every edge of the coding can be put in.
+#[test]
+fn codes_of_edge_values_are_the_cpus() {
+    let Some(gpu) = gpu() else { return };
+    let (d, heads) = (50, 2); // the second group of a head is not full
+    let edges: [&[f32]; 8] = [
+        &[0.0, -0.0],
+        &[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -127.0], // ties go away from zero
+        &[1e-9, -3e-9],                                     // a scale that f16 rounds to zero
+        &[5e-6, 1e-6, -4e-6],                               // a scale that is subnormal in f16
+        &[1e38, -1e37, 8.3e6],                              // one that f16 has no room for
+        &[f32::INFINITY, 1.0],
+        &[f32::NAN, 2.0, -1.0],
+        &[65504.0 * 127.0, 3.0],
+    ];
+    let positions: Vec<usize> = (0..edges.len()).map(|i| i * 5).collect();
+    let v: Vec<f32> = edges.iter().flat_map(|e| e.iter().cycle().take(heads * d).copied()).collect();
+    let cached = Cached::new(&gpu, gqa_page(KvType::Int8, heads, d), Mask::Full, &positions, false);
+    let plain = Cached::new(&gpu, gqa_page(KvType::F32, heads, d), Mask::Full, &positions, false);
+    let (_room, turns) = turns(&gpu, &ropes(d, RopePairs::Half)[0], &cached);
+    let (bv, zero) = (gpu.upload(&v), gpu.room(v.len() * 4));
+    for seen in [cached.seen, plain.seen] {
+        let x = (zero.ptr(), heads * d);
+        let job = GqaAppend {
+            seen,
+            n: edges.len(),
+            q: x,
+            k: x,
+            v: (bv.ptr(), heads * d),
+            bias: [Ptr::NULL; 3],
+            norm: (QkNorm::None, [Ptr::NULL; 2]),
+            eps: 0.0,
+            clip: None,
+            turns,
+            heads,
+            kv_heads: heads,
+            d,
+        };
+        gqa_append(&gpu, &job).unwrap();
+    }
+    cached.expect_coded(&gpu, &plain);
 }
 
 #[test]
@@ -271,7 +323,11 @@ fn latents_and_rope_keys_are_prepared_as_defined() {
     let Some(gpu) = gpu() else { return };
     let positions = [0, 31, 32, 77];
     for (heads, lora, nope, rope_dim) in [(16, 512, 128, 64), (3, 32, 16, 8), (1, 96, 20, 10)] {
-        for (kv, mask) in [(KvType::F16, Mask::Full), (KvType::F32, Mask::Strided { stride: 2 })] {
+        for (kv, mask) in [
+            (KvType::F16, Mask::Full),
+            (KvType::F32, Mask::Strided { stride: 2 }),
+            (KvType::Int8, Mask::Strided { stride: 3 }),
+        ] {
             append_mla(&gpu, heads, lora, nope, rope_dim, kv, mask, &positions);
         }
     }
@@ -288,7 +344,7 @@ fn append_mla(
     positions: &[usize],
 ) {
     let (n, width, head, eps) = (positions.len(), lora + rope_dim, nope + rope_dim, 1e-6);
-    let cached = Cached::new(gpu, kv, mask, positions, width, 0, false);
+    let cached = Cached::new(gpu, mla_page(kv, lora, rope_dim), mask, positions, false);
     let rope = &ropes(rope_dim, RopePairs::Interleaved)[3];
     let (_room, turns) = turns(gpu, rope, &cached);
     let (mut q, mut x) = (random(n * heads * head, 40), random(n * width, 41));
@@ -311,6 +367,13 @@ fn append_mla(
         rope: rope_dim,
         q_latent: q_latent.ptr(),
     };
+    if kv == KvType::Int8 {
+        let plain = Cached::new(gpu, mla_page(KvType::F32, lora, rope_dim), mask, positions, false);
+        let q = gpu.upload(&q);
+        mla_append(gpu, &MlaAppend { seen: plain.seen, q: (q.ptr(), heads * head), ..job }).unwrap();
+        mla_append(gpu, &job).unwrap();
+        return cached.expect_coded(gpu, &plain);
+    }
     mla_append(gpu, &job).unwrap();
     let (mut cos, mut sin) = (vec![0.0; rope_dim / 2], vec![0.0; rope_dim / 2]);
     for row in 0..n {
@@ -329,167 +392,7 @@ fn append_mla(
         assert!(error(&got[lora..], &q[nope..]) < 1e-6);
         assert!(got[..lora].iter().all(|&v| v == 0.0), "only the rope part is written");
     }
-    cached.expect_appended(gpu, 1, width, 0, &x, &[], append_tolerance(kv));
-}
-
-#[test]
-fn picks_are_the_routers() {
-    let Some(gpu) = gpu() else { return };
-    let n_layers = 3;
-    // (experts, groups, groups picked, picked)
-    for (n_experts, n_groups, n_groups_picked, n_picked) in [
-        (1, 1, 1, 1),
-        (8, 1, 1, 2),
-        (64, 1, 1, 6),
-        (64, 8, 3, 6),
-        (160, 8, 3, 6),
-        (256, 8, 4, 8),
-        (512, 1, 1, 64),
-    ] {
-        for (i, gating) in [Gating::Softmax, Gating::Sigmoid].into_iter().enumerate() {
-            for coarse in [false, true] {
-                let m = MoeHyper {
-                    n_experts,
-                    n_picked,
-                    expert_width: 1,
-                    shared_width: 0,
-                    gating,
-                    n_groups,
-                    n_groups_picked,
-                    normalize: coarse == (i == 0),
-                    scale: 2.5,
-                    dense: vec![],
-                };
-                // Coarse logits are full of ties, which go to the lower index.
-                let round = |v: f32| if coarse { (v * 4.0).round() / 4.0 } else { v * 3.0 };
-                let logits: Vec<f32> = random(5 * n_experts, 60).into_iter().map(round).collect();
-                let bias: Vec<f32> =
-                    random(n_experts, 61).into_iter().map(|b| (b * 8.0).round() / 64.0).collect();
-                let bias = (gating == Gating::Sigmoid && !coarse).then_some(bias);
-                check_router(&gpu, &m, &logits, bias.as_deref(), n_layers);
-            }
-        }
-    }
-}
-
-fn check_router(gpu: &Gpu, m: &MoeHyper, logits: &[f32], bias: Option<&[f32]>, n_layers: usize) {
-    let rows = logits.len() / m.n_experts;
-    let stride = n_layers * m.n_picked;
-    let bl = gpu.upload(logits);
-    let bb = bias.map(|b| gpu.upload(b));
-    let (picks, record) = (gpu.room(rows * m.n_picked * 8), gpu.room(rows * stride * 4));
-    let mut job = Router {
-        logits: bl.ptr(),
-        rows,
-        bias: bb.as_ref().map_or(Ptr::NULL, |b| b.ptr()),
-        given: Ptr::NULL,
-        record: record.ptr(),
-        outside: false,
-        route: (stride, m.n_picked),
-        picks: picks.ptr(),
-    };
-    let mut given: Option<Vec<u32>> = None;
-    for replay in [false, true] {
-        let replayed = given.as_ref().map(|g| gpu.upload(g));
-        job.given = replayed.as_ref().map_or(Ptr::NULL, |g| g.ptr());
-        pick(gpu, m, &job).unwrap();
-        let got = gpu.download::<PickParams>(picks.ptr(), rows * m.n_picked);
-        let recorded = gpu.download::<u32>(record.ptr(), rows * stride);
-        for row in 0..rows {
-            let mut l = logits[row * m.n_experts..][..m.n_experts].to_vec();
-            let (mut scratch, mut want) = (vec![0.0; m.n_experts], vec![Pick::default(); m.n_picked]);
-            let replay = given.as_ref().map(|g| &g[row * stride + m.n_picked..][..m.n_picked]);
-            route(m, bias, &mut l, &mut scratch, replay, &mut want);
-            for (k, want) in want.iter().enumerate() {
-                let got = got[row * m.n_picked + k];
-                assert_eq!(got.expert, want.expert, "{m:?} row {row} pick {k}");
-                assert!(
-                    (got.weight - want.weight).abs() <= 2e-6 * want.weight.abs(),
-                    "{m:?}: {got:?} {want:?}"
-                );
-                assert_eq!(recorded[row * stride + m.n_picked + k], want.expert);
-            }
-        }
-        // The second time round the picks are turned about and replayed.
-        if !replay {
-            let mut turned = recorded.clone();
-            turned.chunks_mut(stride).for_each(|r| r[m.n_picked..2 * m.n_picked].reverse());
-            given = Some(turned);
-        }
-    }
-}
-
-#[test]
-fn the_router_of_few_rows_multiplies_and_picks() {
-    let Some(gpu) = gpu() else { return };
-    for (n_experts, cols, n_groups, n_picked) in [(64, 2048, 1, 6), (20, 200, 1, 3), (256, 129, 8, 8)] {
-        for codec in [Codec::F32, Codec::F16, Codec::BF16] {
-            let m = MoeHyper {
-                n_experts,
-                n_picked,
-                expert_width: 1,
-                shared_width: 0,
-                gating: Gating::Sigmoid,
-                n_groups,
-                n_groups_picked: n_groups.div_ceil(2),
-                normalize: true,
-                scale: 2.5,
-                dense: vec![],
-            };
-            for rows in [1, 3, 8] {
-                check_few(&gpu, &m, codec, cols, rows);
-            }
-        }
-    }
-}
-
-fn check_few(gpu: &Gpu, m: &MoeHyper, codec: Codec, cols: usize, rows: usize) {
-    let planes = layout::planes(codec, m.n_experts, cols).unwrap();
-    // Every product and sum is exact: codes of few bits, so that ties stay ties and no order of sums matters.
-    let code = |v: &f32| (v * 8.0).round() / 8.0;
-    let weights: Vec<f32> = random(m.n_experts * cols, 80).iter().map(|v| code(v) / 8.0).collect();
-    let x: Vec<f32> = random(rows * cols, 81).iter().map(code).collect();
-    let mut bytes = vec![0u8; planes.total_bytes];
-    for (i, w) in weights.iter().enumerate() {
-        let (row, k) = (i / cols, i % cols);
-        let at = ((row / 16) * cols + k) * 16 + row % 16;
-        match codec {
-            Codec::F32 => bytes[4 * at..4 * at + 4].copy_from_slice(&w.to_le_bytes()),
-            Codec::F16 => bytes[2 * at..2 * at + 2].copy_from_slice(&f16::from_f32(*w).to_le_bytes()),
-            _ => bytes[2 * at..2 * at + 2].copy_from_slice(&bf16::from_f32(*w).to_le_bytes()),
-        }
-    }
-    let (bw, bx) = (gpu.upload(&bytes), gpu.upload(&x));
-    let picks = gpu.room(rows * m.n_picked * 8);
-    let scratch = gpu.room(few_bytes(m.n_experts, cols, rows));
-    let none = Ptr::NULL;
-    let pick = Router {
-        logits: none,
-        rows,
-        bias: none,
-        given: none,
-        record: none,
-        outside: false,
-        route: (0, 0),
-        picks: picks.ptr(),
-    };
-    let w = MatrixParams::new(codec, m.n_experts, cols, &planes, bw.ptr());
-    let job = RouterFew { w, x: bx.ptr(), x_row: cols, scratch: scratch.ptr(), pick };
-    for _ in 0..2 {
-        few(gpu, m, &job).unwrap(); // the second launch finds the counter at zero again
-    }
-    let got = gpu.download::<PickParams>(picks.ptr(), rows * m.n_picked);
-    for row in 0..rows {
-        let x = &x[row * cols..][..cols];
-        let dot = |w: &[f32]| w.iter().zip(x).map(|(a, b)| a * b).sum::<f32>();
-        let mut logits: Vec<f32> = weights.chunks(cols).map(dot).collect();
-        let (mut scratch, mut want) = (vec![0.0; m.n_experts], vec![Pick::default(); m.n_picked]);
-        route(m, None, &mut logits, &mut scratch, None, &mut want);
-        for (got, want) in got[row * m.n_picked..].iter().zip(&want) {
-            assert_eq!(got.expert, want.expert, "{codec:?} {m:?} row {row}");
-            assert!((got.weight - want.weight).abs() <= 2e-6 * want.weight.abs());
-        }
-    }
+    cached.expect_appended(gpu, &x, &[], append_tolerance(kv));
 }
 
 #[test]
