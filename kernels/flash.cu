@@ -27,6 +27,7 @@
 #define ROWS 64
 #define KEYS 64
 #define NO_PAGE 0xffffffffu
+#define CARRY 8 // a row's partial sums of four threads, its maximum, and room
 
 constexpr int D = HEAD, DV = HEAD == 192 ? 128 : HEAD;
 // Two stages where they fit into 101,376 bytes; queries then live in registers and enter through the second stage.
@@ -49,8 +50,11 @@ struct FlashParams {
   u32 rope;                // made keys: width of the rope key
   u32 rope_at, rope_pitch; // where rope keys start in a layer's part, and from one to the next, in f16 elements
   u32 made_tokens, first_head, q_stride;
+  u32 first_entry, end_entry; // of the block table: what this launch reads
+  u32 whole, pad;             // that is all that its rows see
+  f32* carry; // (n, heads, CARRY): else, where rows stop and go on; `out` holds their weighted values meanwhile
 };
-static_assert(sizeof(FlashParams) == 136, "mirrored in launch/flash.rs");
+static_assert(sizeof(FlashParams) == 160, "mirrored in launch/flash.rs");
 
 // The rows of a block and the pages that they see.
 struct Span {
@@ -133,7 +137,7 @@ __device__ __forceinline__ void load_pass(const FlashParams& p, const Pass& pass
     u32 row = i / (D / 8), column = i % (D / 8) * 8, slot = row % PAGE_TOKENS;
     bool b = row >= PAGE_TOKENS;
     const __half* base = b ? base_b : base_a;
-    u64 token = (u64)kv_head * p.made_tokens + (b ? pass.page[1] : pass.page[0]) * PAGE_TOKENS + slot;
+    u64 token = (u64)kv_head * p.made_tokens + ((b ? pass.page[1] : pass.page[0]) - p.first_entry) * PAGE_TOKENS + slot;
     const __half* from = !made          ? base + (kv_head * PAGE_TOKENS + slot) * p.d + column
                          : column < nope ? p.made_k + token * nope + column
                                          : base + p.rope_at + slot * p.rope_pitch + (column - nope);
@@ -145,7 +149,7 @@ __device__ __forceinline__ void load_pass(const FlashParams& p, const Pass& pass
     u32 row = i / (DV / 8), column = i % (DV / 8) * 8, slot = row % PAGE_TOKENS;
     bool b = row >= PAGE_TOKENS;
     const __half* base = b ? base_b : base_a;
-    u64 token = (u64)kv_head * p.made_tokens + (b ? pass.page[1] : pass.page[0]) * PAGE_TOKENS + slot;
+    u64 token = (u64)kv_head * p.made_tokens + ((b ? pass.page[1] : pass.page[0]) - p.first_entry) * PAGE_TOKENS + slot;
     const __half* in_page = base + (p.kv_heads * p.d + kv_head * p.dv) * PAGE_TOKENS + slot * p.dv;
     const __half* from = (made ? p.made_v + token * p.dv : in_page) + column;
     bool real = slot < (b ? slots_b : slots_a) && column < p.dv;
@@ -167,6 +171,52 @@ struct State {
   f32 top[2], sum[2];
   f32 acc[DV / 8][4];
 };
+
+__device__ __forceinline__ void begin(State& state) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) state.top[h] = NONE_SEEN, state.sum[h] = 0;
+#pragma unroll
+  for (int n = 0; n < DV / 8; n++) {
+#pragma unroll
+    for (int c = 0; c < 4; c++) state.acc[n][c] = 0;
+  }
+}
+
+// Rows `row` and `row + 8` as `stop` left them: bit for bit, so that a part's end does not show.
+__device__ __forceinline__ void go_on(const FlashParams& p, u32 row, u32 head, State& state) {
+  begin(state);
+  const u32 lane = threadIdx.x % 4;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const u64 at = (u64)(row + 8 * h) * p.heads + head;
+    if (row + 8 * h >= p.n) continue;
+    state.sum[h] = p.carry[at * CARRY + lane];
+    state.top[h] = p.carry[at * CARRY + 4];
+#pragma unroll
+    for (int n = 0; n < DV / 8; n++) {
+      const u32 column = 8 * n + 2 * lane;
+      if (column >= p.dv) continue;
+      const float2 v = *(const float2*)(p.out + at * p.dv + column);
+      state.acc[n][2 * h] = v.x, state.acc[n][2 * h + 1] = v.y;
+    }
+  }
+}
+
+__device__ __forceinline__ void stop(const FlashParams& p, u32 row, u32 head, const State& state) {
+  const u32 lane = threadIdx.x % 4;
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const u64 at = (u64)(row + 8 * h) * p.heads + head;
+    if (row + 8 * h >= p.n) continue;
+    p.carry[at * CARRY + lane] = state.sum[h];
+    if (lane == 0) p.carry[at * CARRY + 4] = state.top[h];
+#pragma unroll
+    for (int n = 0; n < DV / 8; n++) {
+      const u32 column = 8 * n + 2 * lane;
+      if (column < p.dv) *(float2*)(p.out + at * p.dv + column) = make_float2(state.acc[n][2 * h], state.acc[n][2 * h + 1]);
+    }
+  }
+}
 
 // Hides what rows `i[0]` and `i[1]` do not see: keys of the pass that start at positions `base`.
 __device__ __forceinline__ void hide(const MaskParams& m, const u32 (&i)[2], const u32 (&base)[2], f32 (&s)[KEYS / 8][4]) {
@@ -222,11 +272,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD == 64 ? 3 : 2) flash(
   Span span;
   span.first = position + first;
   span.last = position + min(first + ROWS, p.n) - 1;
-  span.pages = pages_to(p.mask, span.last);
+  span.pages = min(pages_to(p.mask, span.last), p.end_entry);
 
   __half* q = STAGES == 2 ? room + STAGE_LEN : room + STAGE_LEN * STAGES;
-  Pass pass = Pass::from(span, p.mask, 0);
-  load_pass(p, pass, span.last, kv_head, room);
+  Pass pass = Pass::from(span, p.mask, p.first_entry);
+  // Rows may see nothing of a part.
+  if (!pass.is_empty()) load_pass(p, pass, span.last, kv_head, room);
   commit();
   load_queries(p, first, head, q);
   __syncthreads();
@@ -239,12 +290,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD == 64 ? 3 : 2) flash(
   }
 
   State state;
-#pragma unroll
-  for (int h = 0; h < 2; h++) state.top[h] = NONE_SEEN, state.sum[h] = 0;
-#pragma unroll
-  for (int n = 0; n < DV / 8; n++) {
-#pragma unroll
-    for (int c = 0; c < 4; c++) state.acc[n][c] = 0;
+  if (p.first_entry == 0) {
+    begin(state);
+  } else {
+    go_on(p, first + 16 * warp + lane / 4, head, state);
   }
   const u32 mine[2] = {min(span.first + 16 * warp + lane / 4, span.last),
                        min(span.first + 16 * warp + lane / 4 + 8, span.last)};
@@ -308,6 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD == 64 ? 3 : 2) flash(
   }
   wait<0>();
 
+  if (!p.whole) return stop(p, first + 16 * warp + lane / 4, head, state);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     f32 sum = state.sum[h];

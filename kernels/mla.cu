@@ -13,12 +13,13 @@ struct LatentsParams {
   u64 layer_offset;
   f32* y;      // (entries * PAGE_TOKENS, lora): the slots of the block table's entries, in their order
   u32 lora, rope;
+  u32 first, pad; // entry of the first block
 };
-static_assert(sizeof(LatentsParams) == 48, "mirrored in launch/mla.rs");
+static_assert(sizeof(LatentsParams) == 56, "mirrored in launch/mla.rs");
 
 // A block a page: grid (entries). Slots that hold nothing yet give what lies there; who reads the result skips them.
 extern "C" __global__ void __launch_bounds__(THREADS) mla_latents(const __grid_constant__ LatentsParams p) {
-  const u64 page = p.rows.pages[p.rows.table[0] + blockIdx.x];
+  const u64 page = p.rows.pages[p.rows.table[0] + p.first + blockIdx.x];
   const __half* from = (const __half*)(page + p.layer_offset);
   f32* to = p.y + (u64)blockIdx.x * PAGE_TOKENS * p.lora;
   for (u32 i = threadIdx.x; i < PAGE_TOKENS * p.lora; i += THREADS) {
@@ -27,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mla_latents(const __grid_c
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) mla_latents_coded(const __grid_constant__ LatentsParams p) {
-  const u64 at = p.rows.pages[p.rows.table[0] + blockIdx.x] + p.layer_offset;
+  const u64 at = p.rows.pages[p.rows.table[0] + p.first + blockIdx.x] + p.layer_offset;
   const CodedPage page = {(u8*)at, 1, p.lora, 0, p.rope};
   const u32 groups = scales_of(p.lora);
   f32* to = p.y + (u64)blockIdx.x * PAGE_TOKENS * p.lora;

@@ -133,9 +133,8 @@ impl CudaBackend {
         let kv = self.options.kv_type();
         match self.hyper.attn {
             AttnHyper::Mla { .. } => {
-                let entries = kv::pages_for(r.position + r.rows, self.stride);
                 let few = r.rows <= ALONE_ROWS_MAX;
-                r.mla == MlaOrder::Absorbed || few || !can_make(&self.hyper, kv, entries)
+                r.mla == MlaOrder::Absorbed || few || !can_make(&self.hyper, kv)
             }
             AttnHyper::Gqa { .. } => r.rows <= ALONE_ROWS_MAX || !runs_together(&self.hyper, kv),
         }

@@ -1,13 +1,13 @@
 //! Latent attention's launches: absorbed rows in latent space, and runs whose keys and values are made from latents.
 
 use super::launch::attend::Seen;
-use super::launch::flash::{self, Flash, Keys};
+use super::launch::flash::{self, Flash, Keys, Part};
 use super::launch::gemv::Acts;
 use super::launch::{mla, rope};
 use super::memory::Ptr;
 use super::model::{DevLayer, DevMla, Heads};
 use super::rows::Together;
-use super::scratch::{ABSORBED_ROWS, MADE_BYTES, made_bytes};
+use super::scratch::{ABSORBED_ROWS, MADE_BYTES, made_bytes, made_entries};
 use super::step::Cx;
 use crate::kv::PAGE_TOKENS;
 use crate::model::{AttnHyper, Hyper};
@@ -40,14 +40,18 @@ impl Widths {
     fn row(&self) -> usize {
         self.lora + self.rope
     }
+
+    /// Entries of the block table whose keys are made together.
+    fn part(&self) -> usize {
+        made_entries(self.heads, self.lora, self.nope, self.v)
+    }
 }
 
-/// True if keys of `entries` pages can be made: the kernel has room for the widths, and the buffer for at least a head.
-pub fn can_make(h: &Hyper, kv: crate::backend::KvType, entries: usize) -> bool {
+/// True if keys can be made: the kernel has room for the widths, and the buffer for two pages of a head.
+pub fn can_make(h: &Hyper, kv: crate::backend::KvType) -> bool {
     let w = Widths::of(h);
     let parts = [w.rope, w.lora, w.heads * w.q()];
-    let (latents, head) = made_bytes(entries, w.lora, w.nope, w.v);
-    flash::unit(kv, w.q(), w.v, &parts, false).is_some() && latents + head <= MADE_BYTES
+    flash::unit(kv, w.q(), w.v, &parts, false).is_some() && w.part() > 0
 }
 
 impl Cx<'_> {
@@ -129,17 +133,28 @@ impl Cx<'_> {
         self.of_heads_quantized(&m.v_up, w.heads, values, from, n, out, to)
     }
 
-    /// A run over keys and values made from the latents of all its positions, as many heads at a time as fit.
+    /// A run over keys and values made from the latents of all its positions, a part of them at a time.
     fn made(&self, l: usize, layer: &DevLayer, m: &DevMla, run: &Together) -> Result<()> {
+        let each = Widths::of(self.h).part();
+        for first in (0..run.entries).step_by(each) {
+            let end = run.entries.min(first + each);
+            let part = Part { first, end, last: end == run.entries, carry: self.s.attn.carry };
+            self.made_part(l, layer, m, run, part)?;
+        }
+        Ok(())
+    }
+
+    /// One part, as many heads at a time as fit.
+    fn made_part(&self, l: usize, layer: &DevLayer, m: &DevMla, run: &Together, part: Part) -> Result<()> {
         let w = Widths::of(self.h);
-        let a = &self.s.attn;
-        let tokens = run.entries * PAGE_TOKENS;
-        let (latents_bytes, head_bytes) = made_bytes(run.entries, w.lora, w.nope, w.v);
+        let entries = part.end - part.first;
+        let tokens = entries * PAGE_TOKENS;
+        let (latents_bytes, head_bytes) = made_bytes(entries, w.lora, w.nope, w.v);
         let at_once = ((MADE_BYTES - latents_bytes) / head_bytes).min(w.heads);
         assert!(at_once > 0, "asked before");
         let seen = self.seen(l, layer, run.first);
-        let latents = a.made;
-        mla::latents(self.gpu, &seen, run.entries, w.lora, w.rope, latents)?;
+        let latents = self.s.attn.made;
+        mla::latents(self.gpu, &seen, part.first..part.end, w.lora, w.rope, latents)?;
         let room = latents.at(latents_bytes as u64);
         for head in (0..w.heads).step_by(at_once) {
             let heads = at_once.min(w.heads - head);
@@ -147,7 +162,7 @@ impl Cx<'_> {
             let values = keys.at((heads * tokens * w.nope * 2) as u64);
             self.up(&m.k_up, head, heads, latents, tokens, room, keys)?;
             self.up(&m.v_up, head, heads, latents, tokens, room, values)?;
-            let made = Keys::Made { keys, values, tokens, rope: w.rope, lora: w.lora };
+            let made = Keys::Made { keys, values, tokens, part, rope: w.rope, lora: w.lora };
             self.flash(&seen, run, (head, heads), made)?;
         }
         Ok(())

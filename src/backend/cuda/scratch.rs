@@ -2,7 +2,7 @@
 //! at once, and share their memory.
 
 use super::launch::attend::{Heads, Parts};
-use super::launch::{expert, gemv, quantize, router};
+use super::launch::{expert, flash, gemv, quantize, router};
 use super::memory::{Arena, PIECE_ALIGN, Ptr};
 use super::model::{DevFfn, DevModel};
 use crate::format::layout::GROUP;
@@ -16,8 +16,11 @@ pub const ABSORBED_ROWS: usize = 128;
 pub const LOGIT_ROWS: usize = 32;
 /// Rows whose attention is split over segments; more rows keep the GPU busy by themselves.
 pub const SPLIT_ROWS: usize = 8;
-/// Bytes of the keys and values that a prefill makes from latents: as many heads at a time as fit.
-pub const MADE_BYTES: usize = 32 << 20;
+/// Bytes of the keys and values that a prefill makes from latents: a part of the block table at a time, of all heads if at
+/// least [`MADE_ENTRIES_MIN`] entries fit so, else of as many heads as fit.
+pub const MADE_BYTES: usize = 24 << 20;
+/// Entries of a part that are worth a launch.
+const MADE_ENTRIES_MIN: usize = 16;
 
 /// Addresses of all buffers, f32 `(rows, …)` unless said otherwise.
 #[derive(Debug, Clone, Copy, Default)]
@@ -71,6 +74,8 @@ pub struct AttnScratch {
     pub act_q: Ptr,
     /// Keys and values made from latents, and the latents they are made from; over the absorbed rows' buffers.
     pub made: Ptr,
+    /// What rows take from part to part of the keys that are made.
+    pub carry: Ptr,
 }
 
 /// The feed-forward half's.
@@ -187,6 +192,7 @@ impl AttnScratch {
                 let widest = [rank, heads * v_dim, heads * lora, heads * nope_dim];
                 let widest = widest.into_iter().map(q_bytes).max().expect("some");
                 self.act_q = at(b.bytes(few * widest));
+                self.carry = at(b.bytes(flash::carry_bytes(rows, heads)));
                 let over = b.at;
                 self.q_latent = at(b.f32s(block * heads * (lora + rope_dim)));
                 self.o_latent = at(b.f32s(block * heads * lora));
@@ -229,12 +235,19 @@ pub fn heads(h: &Hyper) -> Heads {
     }
 }
 
-/// What a prefill that makes its keys needs in [`AttnScratch::made`] for block tables of `entries` pages: bytes of the
-/// latents, and of one head.
+/// What a prefill that makes its keys needs in [`AttnScratch::made`] for `entries` pages: bytes of the latents, and of one
+/// head.
 pub fn made_bytes(entries: usize, lora: usize, nope: usize, v: usize) -> (usize, usize) {
     let tokens = entries * PAGE_TOKENS;
     // A head's keys and values, f32 as products write them and f16 as attention reads them; its own f32 only once.
     (tokens * lora * 4, tokens * (nope + v) * 6)
+}
+
+/// Entries of a part of the block table whose keys are made together; even, so that where parts end does not show.
+pub fn made_entries(heads: usize, lora: usize, nope: usize, v: usize) -> usize {
+    let (latents, head) = made_bytes(1, lora, nope, v);
+    let whole = MADE_BYTES / (latents + heads * head);
+    whole.max(MADE_ENTRIES_MIN).min(MADE_BYTES / (latents + head)) / 2 * 2
 }
 
 /// Working memory of the widest product of a step.
@@ -253,8 +266,9 @@ fn work_bytes(h: &Hyper, m: &DevModel, rows: usize) -> usize {
             heads_of(rows, heads * v_dim, 1);
             heads_of(rows.min(ABSORBED_ROWS), nope_dim, heads);
             heads_of(rows.min(ABSORBED_ROWS), kv_lora_rank, heads);
-            // Latents of every cached token that a made prefill has room for, shared by the heads.
-            heads_of(MADE_BYTES / (kv_lora_rank * 4), kv_lora_rank, 1);
+            // Latents of a part of a made prefill, shared by the heads.
+            let entries = made_entries(heads, kv_lora_rank, nope_dim, v_dim);
+            heads_of(entries * PAGE_TOKENS, kv_lora_rank, 1);
         }
     }
     let moe = |moe: &MoeHyper| {

@@ -2,7 +2,7 @@
 //! machine with a GPU, `tegu-tests --ignored --nocapture attention_speed`.
 
 use super::attend::{Attend, Heads, Parts, attend};
-use super::flash::{Flash, Keys, flash};
+use super::flash::{Flash, Keys, Part, flash};
 use super::rope::{MlaAppend, Turns, mla_append};
 use super::router::{Router, RouterFew, few, few_bytes, pick};
 use super::test_pages::{Cached, gqa_page, mla_page};
@@ -58,7 +58,9 @@ fn prefill(gpu: &Gpu, heads: usize, kv_heads: usize, n: usize, made: bool) {
     let (q, out) = (gpu.room(n * heads * d * 4), gpu.room(n * heads * dv * 4));
     let (k, v) = (gpu.room(heads * n * 128 * 2), gpu.room(heads * n * 128 * 2));
     let keys = match made {
-        true => Keys::Made { keys: k.ptr(), values: v.ptr(), tokens: n, rope: 64, lora: 512 },
+        true => {
+            Keys::Made { keys: k.ptr(), values: v.ptr(), tokens: n, part: Part::WHOLE, rope: 64, lora: 512 }
+        }
         false => Keys::Cached { kv_heads },
     };
     let f = Flash {

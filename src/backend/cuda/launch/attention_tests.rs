@@ -1,7 +1,7 @@
 //! Attention over pages against its definition in f64: every type, every mask, page edges, batches, split and whole.
 
 use super::attend::{Attend, Heads, Parts, attend, unit};
-use super::flash::{self, Flash, Keys, flash};
+use super::flash::{self, Flash, Keys, Part, flash};
 use super::quantize;
 use super::test_pages::{Cached, gqa_page, mla_page, random};
 use crate::backend::KvType;
@@ -283,36 +283,50 @@ fn check_made(
     let (bq, bk, bv) = (gpu.upload(&q), gpu.upload(&k_slots), gpu.upload(&v_slots));
     let out = gpu.room(n * heads * dv * 4);
     let scale = 4.0 / (d as f32).sqrt();
-    // Two launches of some heads each, as when made keys of all heads do not fit at once.
-    for (first, some) in [(0, 1), (1, heads - 1)] {
-        let skip = (first * tokens * 2) as u64;
-        let keys = Keys::Made {
-            keys: bk.ptr().at(skip * nope as u64),
-            values: bv.ptr().at(skip * dv as u64),
-            tokens,
-            rope,
-            lora,
-        };
+    let launch = |keys: Ptr, values: Ptr, tokens: usize, some_heads: (usize, usize), part: Part| {
         let job = Flash {
             seen: cached.seen,
             n,
             heads,
-            some_heads: (first, some),
+            some_heads,
             d,
             dv,
             q: bq.ptr(),
             q_stride: heads * d,
             scale,
             sinks: Ptr::NULL,
-            keys,
+            keys: Keys::Made { keys, values, tokens, part, rope, lora },
             out: out.ptr(),
         };
         assert!(flash::unit(kv, d, dv, &[rope, lora], false).is_some());
         flash(gpu, &job).unwrap();
+    };
+    // Two launches of some heads each, as when made keys of all heads do not fit at once.
+    for (first, some) in [(0, 1), (1, heads - 1)] {
+        let skip = |width: usize| (first * tokens * 2 * width) as u64;
+        launch(bk.ptr().at(skip(nope)), bv.ptr().at(skip(dv)), tokens, (first, some), Part::WHOLE);
     }
     let got = gpu.download::<f32>(out.ptr(), n * heads * dv);
+    // Two entries at a time, as when the made keys of all entries do not fit.
+    let (entries, carry) = (tokens / PAGE_TOKENS, gpu.room(flash::carry_bytes(n, heads)));
+    for first in (0..entries).step_by(2) {
+        let part =
+            Part { first, end: entries.min(first + 2), last: first + 2 >= entries, carry: carry.ptr() };
+        let some = (part.end - first) * PAGE_TOKENS;
+        let cut = |all: &[u16], width: usize| -> Vec<u16> {
+            let from = |h: usize| (h * tokens + first * PAGE_TOKENS) * width;
+            (0..heads).flat_map(|h| all[from(h)..from(h) + some * width].to_vec()).collect()
+        };
+        let (k, v) = (gpu.upload(&cut(&k_slots, nope)), gpu.upload(&cut(&v_slots, dv)));
+        launch(k.ptr(), v.ptr(), some, (0, heads), part);
+    }
+    let in_parts = gpu.download::<f32>(out.ptr(), n * heads * dv);
+    if mask == Mask::Full {
+        assert!(in_parts == got, "parts of the table do not show");
+    }
     let h = Heads { heads, kv_heads: heads, d, dv, latent: false };
     expect_rows(&h, mask, &positions, (&got, &q, &k, &v), scale, None);
+    expect_rows(&h, mask, &positions, (&in_parts, &q, &k, &v), scale, None);
 }
 
 /// Every attention kernel once or twice: what compute-sanitizer has time for.
@@ -340,7 +354,9 @@ fn latents_come_out_of_their_pages_and_halves_are_rounded() {
         let mut cached = Cached::new(&gpu, mla_page(kv, lora, rope), Mask::Full, &[69], true);
         let rows = cached.fill(&gpu).remove(0).0;
         let out = gpu.room(3 * PAGE_TOKENS * lora * 4);
-        super::mla::latents(&gpu, &cached.seen, 3, lora, rope, out.ptr()).unwrap();
+        super::mla::latents(&gpu, &cached.seen, 0..2, lora, rope, out.ptr()).unwrap();
+        let last = out.ptr().f32s(2 * PAGE_TOKENS * lora);
+        super::mla::latents(&gpu, &cached.seen, 2..3, lora, rope, last).unwrap();
         let got = gpu.download::<f32>(out.ptr(), 70 * lora);
         for (p, got) in got.chunks(lora).enumerate() {
             assert_eq!(got, &rows[p * (lora + rope)..][..lora]);

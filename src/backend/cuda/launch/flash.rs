@@ -26,14 +26,43 @@ pub enum Keys {
         keys: Ptr,
         /// `(heads of the launch, tokens, dv)` f16.
         values: Ptr,
-        /// Slots of the block table's entries: entry `i`'s slot `s` is token `32 i + s`.
+        /// Slots of the part's entries: slot `s` of its entry `i` is token `32 i + s`.
         tokens: usize,
+        /// The entries that were made.
+        part: Part,
         /// Width of the rope key.
         rope: usize,
         /// Width of the latent that lies with it in pages.
         lora: usize,
     },
 }
+
+/// A part of the block table, where keys of the whole do not fit. Parts follow each other from the first entry on; if each
+/// but the last has an even number of entries, a full mask's result is that of one launch bit for bit.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// First entry.
+    pub first: usize,
+    /// Entry after the last.
+    pub end: usize,
+    /// No part follows.
+    pub last: bool,
+    /// What rows take from part to part, of [`carry_bytes`]; null if there is one part.
+    pub carry: Ptr,
+}
+
+impl Part {
+    /// All there is.
+    pub const WHOLE: Part = Part { first: 0, end: usize::MAX, last: true, carry: Ptr::NULL };
+}
+
+/// Bytes that `rows` rows of `heads` heads take from part to part, beside the output itself.
+pub fn carry_bytes(rows: usize, heads: usize) -> usize {
+    rows * heads * CARRY * 4
+}
+
+/// f32s of a row and head, as in the kernel.
+const CARRY: usize = 8;
 
 /// One launch.
 #[derive(Debug, Clone, Copy)]
@@ -87,8 +116,13 @@ struct FlashParams {
     made_tokens: u32,
     first_head: u32,
     q_stride: u32,
+    first_entry: u32,
+    end_entry: u32,
+    whole: u32,
+    pad: u32,
+    carry: Ptr,
 }
-const _: () = assert!(size_of::<FlashParams>() == 136);
+const _: () = assert!(size_of::<FlashParams>() == 160);
 // SAFETY: repr(C) without padding; FlashParams of kernels/flash.cu.
 unsafe impl Params for FlashParams {}
 
@@ -125,9 +159,11 @@ fn shared_bytes(unit: Unit) -> u32 {
 
 /// Attends from a run's rows, all of whose keys are in place.
 pub fn flash(gpu: &Gpu, f: &Flash) -> Result<()> {
-    let (made_k, made_v, tokens, rope, lora, kv_heads) = match f.keys {
-        Keys::Cached { kv_heads } => (Ptr::NULL, Ptr::NULL, 0, 0, 0, kv_heads),
-        Keys::Made { keys, values, tokens, rope, lora } => (keys, values, tokens, rope, lora, f.heads),
+    let (made_k, made_v, tokens, rope, lora, kv_heads, part) = match f.keys {
+        Keys::Cached { kv_heads } => (Ptr::NULL, Ptr::NULL, 0, 0, 0, kv_heads, Part::WHOLE),
+        Keys::Made { keys, values, tokens, part, rope, lora } => {
+            (keys, values, tokens, rope, lora, f.heads, part)
+        }
     };
     let unit = unit(f.seen.kv, f.d, f.dv, &[rope, lora, f.q_stride], made_k.is_null())
         .expect("the caller asked whether it fits");
@@ -159,6 +195,11 @@ pub fn flash(gpu: &Gpu, f: &Flash) -> Result<()> {
         made_tokens: tokens as u32,
         first_head: f.some_heads.0 as u32,
         q_stride: f.q_stride as u32,
+        first_entry: part.first as u32,
+        end_entry: part.end.min(u32::MAX as usize) as u32,
+        whole: part.last.into(),
+        pad: 0,
+        carry: part.carry,
     };
     let grid = Grid {
         blocks: [f.n.div_ceil(ROWS) as u32, f.some_heads.1 as u32, 1],

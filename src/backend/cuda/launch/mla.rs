@@ -6,6 +6,7 @@ use crate::backend::KvType;
 use crate::backend::cuda::params::{Params, RowMap};
 use crate::backend::cuda::{Gpu, Grid, Ptr, Unit};
 use crate::units::Result;
+use std::ops::Range;
 
 /// The module.
 pub const UNIT: Unit = Unit::of("mla");
@@ -18,14 +19,23 @@ struct LatentsParams {
     y: Ptr,
     lora: u32,
     rope: u32,
+    first: u32,
+    pad: u32,
 }
-const _: () = assert!(size_of::<LatentsParams>() == 48);
+const _: () = assert!(size_of::<LatentsParams>() == 56);
 // SAFETY: repr(C) without padding; LatentsParams of kernels/mla.cu.
 unsafe impl Params for LatentsParams {}
 
-/// Latents of the first `entries` entries of the first row's block table, `(entries * 32, lora)` f32. Rows that hold no
+/// Latents of some entries of the first row's block table, `(entries * 32, lora)` f32. Rows that hold no
 /// position yet are whatever lies there; [`super::flash`] does not read them.
-pub fn latents(gpu: &Gpu, seen: &Seen, entries: usize, lora: usize, rope: usize, to: Ptr) -> Result<()> {
+pub fn latents(
+    gpu: &Gpu,
+    seen: &Seen,
+    entries: Range<usize>,
+    lora: usize,
+    rope: usize,
+    to: Ptr,
+) -> Result<()> {
     let name = match seen.kv {
         KvType::F16 => "mla_latents",
         KvType::Int8 => "mla_latents_coded",
@@ -37,8 +47,15 @@ pub fn latents(gpu: &Gpu, seen: &Seen, entries: usize, lora: usize, rope: usize,
         y: to,
         lora: lora as u32,
         rope: rope as u32,
+        first: entries.start as u32,
+        pad: 0,
     };
-    gpu.launch(UNIT, name, Grid { blocks: [entries as u32, 1, 1], threads: 256, shared_bytes: 0 }, &params)
+    gpu.launch(
+        UNIT,
+        name,
+        Grid { blocks: [entries.len() as u32, 1, 1], threads: 256, shared_bytes: 0 },
+        &params,
+    )
 }
 
 #[repr(C)]
