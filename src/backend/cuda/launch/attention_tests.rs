@@ -244,6 +244,30 @@ fn prefill_of_made_keys_follows_the_definition() {
     }
 }
 
+/// Rows of keys or values as they are made: by position, and as f16 by slot, where those of slots without a position are NaN
+/// and must not be read.
+fn made_rows(
+    heads: usize,
+    mask: Mask,
+    tokens: usize,
+    positions: usize,
+    width: usize,
+    seed: u64,
+) -> (Vec<f32>, Vec<u16>) {
+    let by_position: Vec<f32> =
+        random(positions * heads * width, seed).iter().map(|&x| f16::from_f32(x).to_f32()).collect();
+    let mut by_slot = vec![0xffffu16; heads * tokens * width];
+    for p in 0..positions {
+        let (index, slot) = Placement { stride: mask.stride() }.locate(p);
+        for h in 0..heads {
+            let from = &by_position[(p * heads + h) * width..][..width];
+            let to = &mut by_slot[(h * tokens + index * PAGE_TOKENS + slot) * width..][..width];
+            to.iter_mut().zip(from).for_each(|(t, f)| *t = f16::from_f32(*f).to_bits());
+        }
+    }
+    (by_position, by_slot)
+}
+
 fn check_made(
     gpu: &Gpu,
     (heads, nope, rope, lora, dv): (usize, usize, usize, usize, usize),
@@ -256,21 +280,7 @@ fn check_made(
     let mut cached = Cached::new(gpu, mla_page(kv, lora, rope), mask, &positions, true);
     let latents = cached.fill(gpu).remove(0).0;
     let tokens = cached.tables[0].len() * PAGE_TOKENS;
-    // Made rows lie by slot; those of slots without a position are NaN and must not be read.
-    let made = |width: usize, seed: u64| -> (Vec<f32>, Vec<u16>) {
-        let by_position: Vec<f32> =
-            random((position + n) * heads * width, seed).iter().map(|&x| f16::from_f32(x).to_f32()).collect();
-        let mut by_slot = vec![0xffffu16; heads * tokens * width];
-        for p in 0..position + n {
-            let (index, slot) = Placement { stride: mask.stride() }.locate(p);
-            for h in 0..heads {
-                let from = &by_position[(p * heads + h) * width..][..width];
-                let to = &mut by_slot[(h * tokens + index * PAGE_TOKENS + slot) * width..][..width];
-                to.iter_mut().zip(from).for_each(|(t, f)| *t = f16::from_f32(*f).to_bits());
-            }
-        }
-        (by_position, by_slot)
-    };
+    let made = |width: usize, seed: u64| made_rows(heads, mask, tokens, position + n, width, seed);
     let ((k_nope, k_slots), (v, v_slots)) = (made(nope, 20), made(dv, 21));
     let mut k = Vec::new();
     for p in 0..position + n {

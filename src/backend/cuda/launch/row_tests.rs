@@ -200,6 +200,14 @@ struct Heads {
     kv: KvType,
 }
 
+/// The kernel's own f32 rows, coded by the CPU: no sum's order between them.
+fn append_coded(gpu: &Gpu, job: &GqaAppend, q: &[f32], cached: &Cached, plain: &Cached) {
+    let q = gpu.upload(q);
+    gqa_append(gpu, &GqaAppend { seen: plain.seen, q: (q.ptr(), job.q.1), ..*job }).unwrap();
+    gqa_append(gpu, job).unwrap();
+    cached.expect_coded(gpu, plain);
+}
+
 fn append_gqa(
     gpu: &Gpu,
     s: &Heads,
@@ -242,12 +250,8 @@ fn append_gqa(
         d,
     };
     if s.kv == KvType::Int8 {
-        // The kernel's own f32 rows, coded by the CPU: no sum's order between them.
         let plain = Cached::new(gpu, gqa_page(KvType::F32, s.kv_heads, d), mask, positions, false);
-        let q = gpu.upload(&x[0]);
-        gqa_append(gpu, &GqaAppend { seen: plain.seen, q: (q.ptr(), widths[0]), ..job }).unwrap();
-        gqa_append(gpu, &job).unwrap();
-        return cached.expect_coded(gpu, &plain);
+        return append_coded(gpu, &job, &x[0], &cached, &plain);
     }
     gqa_append(gpu, &job).unwrap();
     let (mut cos, mut sin) = (vec![0.0; dims / 2], vec![0.0; dims / 2]);
