@@ -1,13 +1,17 @@
 //! The power room's pieces put together: which board, its sensors, and the signal that ends the clock helper.
 
+use crate::power::energy::{Energy, Method, Share};
 use crate::power::nodes::{Nodes, RealNodes};
 use crate::power::nvidia::{LIBRARIES, Nvidia};
 use crate::power::sensors::Sensors;
-use crate::power::types::Board;
+use crate::power::sim::{self, SimBoard};
+use crate::power::types::{Board, Phase};
 use crate::units::{Error, Result};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Where a board's files come from, and what is known of it.
 pub struct Site {
@@ -18,6 +22,9 @@ pub struct Site {
     /// Whether it is the machine that this runs on: only then NVML and NVIDIA's programs tell of it.
     pub is_here: bool,
 }
+
+/// How long a simulated board runs before it is looked at: its meters lag as real ones do.
+const SIMULATED_START_US: u64 = 10_000_000;
 
 impl Site {
     /// This machine, or the board whose tree of files lies below `root`.
@@ -33,11 +40,19 @@ impl Site {
         Ok(Site { nodes: Arc::new(nodes), board, is_here: root.is_none() })
     }
 
+    /// A simulated board by its name, idle and a few seconds old.
+    pub fn simulated(name: &str) -> Result<Site> {
+        let sim = SimBoard::named(name, sim::Options::default())?;
+        sim.sleep(SIMULATED_START_US);
+        let board = sim.board();
+        Ok(Site { nodes: Arc::new(sim), board, is_here: false })
+    }
+
     /// NVML, or why there is none.
     pub fn nvidia(&self) -> Result<Nvidia> {
         match self.is_here {
             true => Nvidia::open(&LIBRARIES),
-            false => Err(Error::bad("NVML", "board", "this machine", "a tree of files")),
+            false => Err(Error::bad("NVML", "board", "this machine", "a tree of files or a simulation")),
         }
     }
 
@@ -46,6 +61,89 @@ impl Site {
         let nvidia = self.nvidia().map_err(|e| log::info!("{e}")).ok();
         Sensors::open(self.nodes.clone(), &self.board).with_nvidia(nvidia)
     }
+}
+
+/// How often the meter is read while something is measured. A module's meter gives a new value every 430 ms.
+const READ_EVERY: Duration = Duration::from_millis(100);
+
+/// A meter that runs beside what it measures.
+pub struct EnergyWatch {
+    shared: Arc<Mutex<Metered>>,
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Metered {
+    sensors: Sensors,
+    energy: Energy,
+}
+
+impl Metered {
+    fn read(&mut self) {
+        let sample = self.sensors.sample();
+        let counter = self.sensors.nvidia().and_then(Nvidia::energy_mj);
+        self.energy.reading(&sample, counter);
+    }
+}
+
+impl EnergyWatch {
+    /// Starts to read; none where nothing tells the power.
+    pub fn start(mut sensors: Sensors) -> Option<EnergyWatch> {
+        let total = sensors.sample().total_mw;
+        let counts = sensors.nvidia().and_then(Nvidia::energy_mj).is_some();
+        let by_gpu = sensors.total_of().is_empty();
+        let method = match (by_gpu, counts) {
+            (false, _) => Method::Rails,
+            (true, true) => Method::Counter,
+            (true, false) => Method::GpuPower,
+        };
+        total.filter(|_| !by_gpu).or(total.filter(|_| sensors.nvidia().is_some()))?;
+        let energy = Energy::new(method, Phase::Idle, sensors.nodes().now_us());
+        let shared = Arc::new(Mutex::new(Metered { sensors, energy }));
+        let ended = Arc::new(AtomicBool::new(false));
+        let (meter, stop) = (shared.clone(), ended.clone());
+        let read = move || {
+            while !stop.load(Ordering::Relaxed) {
+                lock(&meter).read();
+                std::thread::sleep(READ_EVERY);
+            }
+        };
+        let thread = std::thread::Builder::new().name("meter".into()).spawn(read).ok();
+        Some(EnergyWatch { shared, ended, thread })
+    }
+
+    /// Where the numbers come from.
+    pub fn method(&self) -> Method {
+        lock(&self.shared).energy.method()
+    }
+
+    /// What a phase has taken up to now.
+    pub fn share(&self, phase: Phase) -> Share {
+        let mut metered = lock(&self.shared);
+        metered.read();
+        metered.energy.share(phase)
+    }
+
+    /// Another phase begins. Its share is told apart from what was before.
+    pub fn phase(&self, phase: Phase) {
+        let mut metered = lock(&self.shared);
+        let now = metered.sensors.nodes().now_us();
+        metered.energy.phase(phase, now);
+    }
+}
+
+impl Drop for EnergyWatch {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It panics only on a bug, which it has reported.
+            drop(thread.join());
+        }
+    }
+}
+
+fn lock(shared: &Mutex<Metered>) -> MutexGuard<'_, Metered> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A signal that asks the process to end, as a question that any thread may ask.

@@ -11,6 +11,7 @@ use super::bench_report::{Case, Measured, Phase, Report, cases};
 use super::load::ReadBytes;
 use super::{bench_kernels, load, out, resolve};
 use crate::app;
+use crate::app::power::{EnergyWatch, Site};
 use crate::backend::cpu::Isa;
 use crate::backend::cpu::kernels::bench::{self as kernels, KernelBench};
 use crate::config::Config;
@@ -18,6 +19,7 @@ use crate::engine::{Budget, Event, Request, SeqId};
 use crate::format::codec::{Codec, TABLE};
 use crate::limits::THREADS_MAX;
 use crate::observe::{Progress, Unit};
+use crate::power::types as power;
 use crate::sample::{SampleParams, Sampler};
 use crate::units::{Bytes, Error, Result, TokenId};
 
@@ -78,7 +80,8 @@ Examples:
   tegu bench --kernels=Q4_0,Q4_K --threads 2
 
 Roof: bytes a second that the threads read from memory and do nothing else. Of roof: the bytes of weights that the decode
-steps read (experts as counted), each once, over that. Of union: at a batch, those bytes a second over batch 1's.";
+steps read (experts as counted), each once, over that. Of union: at a batch, those bytes a second over batch 1's. J/token is
+there where a sensor tells the power, and says what it is of: a module's rails, or a GPU's board.";
 
 /// Positions beyond the tests' own: the tokens by which sequences of a batch start one after another.
 const SLACK: usize = 2;
@@ -116,19 +119,30 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     let (name, file_bytes) = (opened.source.path().to_owned(), opened.file_bytes());
     let loaded = load::load(opened)?;
     let mut app = loaded.app;
+    let watch = EnergyWatch::start(Site::open(None)?.sensors());
     let progress = Progress::new("benchmark", cases.len() as u64 * (1 + args.reps as u64), Unit::Items);
     let mut measured = Vec::new();
     for case in cases {
-        measured.push(Bench { app: &mut app, case, progress: &progress }.measure(args.reps.into(), &reads)?);
+        measured.push(
+            Bench { app: &mut app, case, progress: &progress, watch: watch.as_ref() }
+                .measure(args.reps.into(), &reads)?,
+        );
     }
     drop(progress);
+    let energy_method = watch.as_ref().map(EnergyWatch::method);
     // What the model took, before the roof's working set.
     let peak_bytes = load::peak_bytes();
     // The host's threads say nothing about a GPU's memory.
     let on_cpu = Isa::from_name(&app.kernels).is_some();
     let roofs = if on_cpu { roofs(args.roof_mib, app.threads)? } else { Vec::new() };
-    let report =
-        Report { measured: &measured, roofs: &roofs, peak_bytes, file_bytes, kv_bytes: app.plan.kv_bytes };
+    let report = Report {
+        measured: &measured,
+        roofs: &roofs,
+        peak_bytes,
+        file_bytes,
+        kv_bytes: app.plan.kv_bytes,
+        energy_method,
+    };
     if !args.json {
         return out::Out::stdout().text(&report.text());
     }
@@ -195,6 +209,8 @@ struct Bench<'a> {
     app: &'a mut app::App,
     case: Case,
     progress: &'a Progress,
+    /// The power meter, where there is one.
+    watch: Option<&'a EnergyWatch>,
 }
 
 impl Bench<'_> {
@@ -208,7 +224,16 @@ impl Bench<'_> {
             open.push(seq);
         }
         let (mut seconds, mut experts, mut steps) = (Vec::new(), 0, 0);
+        // The phase that a case is counted as, and what it had taken before this case.
+        let phase = match case.phase {
+            Phase::Prefill => power::Phase::Prefill,
+            Phase::Decode => power::Phase::Decode,
+        };
+        let mut before = None;
         for rep in 0..=reps {
+            if rep == 1 {
+                before = self.watch.map(|w| w.share(phase));
+            }
             let took = match case.phase {
                 Phase::Prefill => self.prefill(&mut open[0], rep)?,
                 Phase::Decode => {
@@ -222,14 +247,25 @@ impl Bench<'_> {
             }
             self.progress.add(1);
         }
+        let taken = self.watch.map(|w| w.share(phase)).zip(before);
         open.into_iter().for_each(|seq| self.app.engine.close(seq));
+        let tokens = (case.tokens * case.batch * reps) as f64;
+        let joules = taken.map(|(now, before)| (now.energy_mj - before.energy_mj) / 1e3 / tokens);
         let experts_a_step = match (experts, reads.experts_a_row, case.batch) {
             // A backend that does not count: one row reads what it picks, several share nobody knows how much.
             (0, picked, 1) => picked as f64,
             (0, picked, _) if picked > 0 => f64::NAN,
             _ => experts as f64 / steps.max(1) as f64,
         };
-        Ok(Measured { case, seconds, experts_a_step, step_bytes: reads.step(experts_a_step) })
+        let joules_a_token = joules.filter(|j| *j > 0.0);
+        Ok(Measured { case, seconds, experts_a_step, step_bytes: reads.step(experts_a_step), joules_a_token })
+    }
+
+    /// Tells the meter what is measured from now on; what lies between the timed parts is counted as idle.
+    fn begin(&self, phase: power::Phase) {
+        if let Some(watch) = self.watch {
+            watch.phase(phase);
+        }
     }
 
     fn vocab(&self) -> usize {
@@ -256,9 +292,12 @@ impl Bench<'_> {
         let mut prompt = text(0, self.case.depth, self.vocab());
         prompt.extend(text(1000 + rep, self.case.tokens, self.vocab()));
         *seq = self.open(prompt, 0, Some(*seq))?;
+        self.begin(power::Phase::Prefill);
         let started = Instant::now();
         self.drain()?;
-        Ok(started.elapsed().as_secs_f64())
+        let took = started.elapsed().as_secs_f64();
+        self.begin(power::Phase::Idle);
+        Ok(took)
     }
 
     /// Seconds for `tokens` steps with a row of every sequence in each, and the experts that these steps fetched.
@@ -280,12 +319,14 @@ impl Bench<'_> {
             }
         }
         let fetched = self.app.engine.counters().experts_fetched;
+        self.begin(power::Phase::Decode);
         let clock = Instant::now();
         for _ in 0..case.tokens {
             let events = self.step()?;
             assert_eq!(events.len(), case.batch, "a token of every sequence in each step");
         }
         let took = clock.elapsed().as_secs_f64();
+        self.begin(power::Phase::Idle);
         Ok((took, self.app.engine.counters().experts_fetched - fetched))
     }
 }

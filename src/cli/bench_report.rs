@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::out;
+use crate::power::energy::Method;
 use crate::units::Bytes;
 
 /// What one case does.
@@ -65,6 +66,8 @@ pub struct Measured {
     pub experts_a_step: f64,
     /// Bytes of weights that a decode step must read, with those experts.
     pub step_bytes: f64,
+    /// Energy of a token, where something tells the power.
+    pub joules_a_token: Option<f64>,
 }
 
 impl Measured {
@@ -98,6 +101,8 @@ pub struct Report<'a> {
     pub file_bytes: u64,
     /// Bytes of the KV pages.
     pub kv_bytes: u64,
+    /// Where the energy comes from.
+    pub energy_method: Option<Method>,
 }
 
 impl Report<'_> {
@@ -128,6 +133,7 @@ impl Report<'_> {
         object["peak_bytes"] = self.peak_bytes.into();
         object["peak_over_file_and_kv"] = out::number(self.peak_share());
         object["roofs"] = roofs.collect::<Vec<_>>().into();
+        object["energy_method"] = self.energy_method.map_or(Value::Null, |m| m.text().into());
         object["results"] = self.measured.iter().map(|m| self.case_json(m)).collect::<Vec<_>>().into();
     }
 
@@ -149,17 +155,21 @@ impl Report<'_> {
             "share_of_roof": or_null(self.of_roof(m)),
             "over_batch_1": or_null(self.over_one(m).map(|o| o.0)),
             "share_of_union": or_null(self.over_one(m).map(|o| o.1)),
+            "joules_a_token": or_null(m.joules_a_token),
         })
     }
 
     /// The table for people, with the roof and the memory below.
     pub fn text(&self) -> String {
-        let head = ["test", "tok/s", "min", "max", "weights GB/s", "of roof", "over x1", "of union"];
+        let head =
+            ["test", "tok/s", "min", "max", "weights GB/s", "of roof", "over x1", "of union", "J/token"];
+        // Without a meter there is no column of dashes.
+        let columns = if self.energy_method.is_some() { head.len() } else { head.len() - 1 };
         let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.0}%", x * 100.0));
         let row = |m: &Measured| {
             let (min, median, max) = spread(&m.rates());
             let (over, union) = self.over_one(m).unzip();
-            vec![
+            let mut cells = vec![
                 m.case.name(),
                 format!("{median:.1}"),
                 format!("{min:.1}"),
@@ -168,13 +178,21 @@ impl Report<'_> {
                 percent(self.of_roof(m)),
                 over.map_or("-".into(), |x| format!("{x:.2}")),
                 percent(union),
-            ]
+                m.joules_a_token.map_or("-".into(), |j| format!("{j:.4}")),
+            ];
+            cells.truncate(columns);
+            cells
         };
-        let rows = [head.map(str::to_owned).to_vec()].into_iter().chain(self.measured.iter().map(row));
+        let rows = [head[..columns].iter().map(|h| (*h).to_owned()).collect()]
+            .into_iter()
+            .chain(self.measured.iter().map(row));
         let mut text = out::table(&rows.collect::<Vec<_>>());
         for (threads, rate) in self.roofs {
             let s = if *threads == 1 { "" } else { "s" };
             text += &format!("read roof, {threads} thread{s}: {:.1} GB/s\n", rate / 1e9);
+        }
+        if let Some(method) = self.energy_method {
+            text += &format!("J/token: {}\n", method.text());
         }
         let peak = Bytes(self.peak_bytes);
         text + &format!("most memory held: {peak} (VmHWM), {:.2} x file and KV\n", self.peak_share())
@@ -202,7 +220,7 @@ mod tests {
 
     fn decode(batch: usize, seconds: Vec<f64>, step_bytes: f64) -> Measured {
         let case = Case { phase: Phase::Decode, tokens: 10, depth: 0, batch };
-        Measured { case, seconds, experts_a_step: 0.0, step_bytes }
+        Measured { case, seconds, experts_a_step: 0.0, step_bytes, joules_a_token: None }
     }
 
     #[test]
@@ -216,8 +234,14 @@ mod tests {
         // Batch 1: 10 steps a second of 1 GB. Batch 4: 5 steps of 1.5 GB: 7.5 GB/s of the 10 that reading allows.
         let measured = [decode(1, vec![1.0], 1e9), decode(4, vec![2.0], 1.5e9)];
         let roofs = [(1, 8e9), (2, 20e9)];
-        let report =
-            Report { measured: &measured, roofs: &roofs, peak_bytes: 330, file_bytes: 200, kv_bytes: 100 };
+        let report = Report {
+            measured: &measured,
+            roofs: &roofs,
+            peak_bytes: 330,
+            file_bytes: 200,
+            kv_bytes: 100,
+            energy_method: None,
+        };
         let mut j = json!({});
         report.add_to(&mut j);
         let [one, four] = [&j["results"][0], &j["results"][1]];
@@ -234,10 +258,28 @@ mod tests {
     #[test]
     fn prefill_has_no_bytes() {
         let case = Case { phase: Phase::Prefill, tokens: 8, depth: 0, batch: 1 };
-        let measured = [Measured { case, seconds: vec![1.0], experts_a_step: 0.0, step_bytes: 5.0 }];
-        let report =
-            Report { measured: &measured, roofs: &[(1, 1.0)], peak_bytes: 1, file_bytes: 1, kv_bytes: 1 };
+        let measured = [Measured {
+            case,
+            seconds: vec![1.0],
+            experts_a_step: 0.0,
+            step_bytes: 5.0,
+            joules_a_token: Some(0.5),
+        }];
+        let report = Report {
+            measured: &measured,
+            roofs: &[(1, 1.0)],
+            peak_bytes: 1,
+            file_bytes: 1,
+            kv_bytes: 1,
+            energy_method: Some(Method::Rails),
+        };
         assert_eq!(report.case_json(&measured[0])["weights_gb_s"], Value::Null);
         assert_eq!(report.case_json(&measured[0])["weights_bytes_a_step"], Value::Null);
+        // With a meter there is a column, and what it measured.
+        assert_eq!(report.case_json(&measured[0])["joules_a_token"], json!(0.5));
+        let text = report.text();
+        assert!(text.contains("0.5000") && text.contains("J/token: module rails"), "{text}");
+        let without = Report { energy_method: None, ..report };
+        assert!(!without.text().contains("J/token"));
     }
 }

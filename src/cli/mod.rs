@@ -12,6 +12,7 @@ mod bench_report;
 mod chat;
 pub mod daemon;
 mod daemons;
+mod doctor;
 mod inspect;
 mod kernels;
 mod llama;
@@ -104,6 +105,9 @@ enum Command {
     Pack(pack::Args),
     /// Write a GGUF with random weights in the shape of a published model.
     Synth(synth::Args),
+    /// Check this machine for everything that Tegu uses, and say what to do.
+    #[command(after_long_help = doctor::EXAMPLES)]
+    Doctor(doctor::DoctorArgs),
     /// Show the board's sensors and power modes, and run the clock helper.
     Power(power::PowerArgs),
     /// Compile the CUDA kernels ahead of time.
@@ -181,6 +185,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         }
         Command::Pack(args) => pack::pack(args),
         Command::Synth(args) => synth::synth(args),
+        Command::Doctor(args) => doctor::run(args, common),
         Command::Power(args) => power::run(args),
         Command::Kernels(args) => kernels::run(args, common),
         Command::Completions { shell } => {

@@ -10,6 +10,7 @@
 pub mod board;
 mod built_in;
 pub mod clocks;
+pub mod energy;
 pub mod find;
 pub mod governor;
 pub mod helper;

@@ -8,6 +8,7 @@ pub mod load;
 pub mod matrix;
 mod open_gguf;
 mod open_hf;
+pub mod probe;
 pub mod source;
 
 pub use direct_write::DirectFile;

@@ -2,6 +2,7 @@
 
 mod clocks;
 mod detect;
+mod energy;
 mod helper;
 mod nvml;
 mod trees;

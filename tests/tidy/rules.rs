@@ -60,6 +60,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("hyper", &["serve"]),
     ("hyper_util", &["serve"]),
     ("indicatif", &["observe"]),
+    ("io_uring", &["weights"]),
     ("listenfd", &["serve"]),
     ("llguidance", &["sample"]),
     ("libloading", &["backend"]),

@@ -23,7 +23,7 @@ pub enum Wait {
 /// Oldest driver that is served: JetPack 6 brings 12.2 or later, JetPack 5 stops at 11.4.
 const DRIVER_VERSION_MIN: i32 = 12020;
 /// Functions that this room calls. A library without one is no driver that we know.
-const SYMBOLS: [&str; 40] = [
+const SYMBOLS: [&str; 42] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -43,6 +43,8 @@ const SYMBOLS: [&str; 40] = [
     "cuMemHostAlloc",
     "cuMemFreeHost",
     "cuMemHostGetDevicePointer_v2",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",
@@ -143,6 +145,11 @@ impl Context {
     pub fn bind(&self) -> Result<()> {
         // SAFETY: the context is retained for as long as self lives.
         unsafe { result::ctx::set_current(self.raw) }.map_err(|e| failed("use the device", e))
+    }
+
+    /// The device that it is of.
+    pub(super) fn device(&self) -> sys::CUdevice {
+        self.device
     }
 
     /// Free and total bytes of device memory, other programs' use included.

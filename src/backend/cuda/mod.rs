@@ -17,6 +17,7 @@ pub mod nvrtc;
 pub mod pages;
 pub mod params;
 mod plan;
+pub mod register;
 mod rows;
 pub mod scratch;
 mod spans;

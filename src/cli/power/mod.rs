@@ -37,12 +37,18 @@ pub struct Where {
     /// A folder that stands for a board's / [default: this machine]
     #[arg(long, value_name = "FOLDER")]
     root: Option<PathBuf>,
+    /// A simulated board, such as sim:orin-nano-super
+    #[arg(long, value_name = "NAME", conflicts_with = "root")]
+    board: Option<String>,
 }
 
 impl Where {
     /// The board.
     pub fn open(&self) -> Result<Site> {
-        Site::open(self.root.as_deref())
+        match &self.board {
+            Some(name) => Site::simulated(name),
+            None => Site::open(self.root.as_deref()),
+        }
     }
 }
 

@@ -34,6 +34,7 @@ what a wall meter shows. What a board does not tell is left out.
 Examples:
   tegu power status
   tegu power status --json
+  tegu power status --board sim:orin-nano-super
   tegu power status --root tree";
 
 /// Shows one sample.

@@ -1,0 +1,323 @@
+//! Energy by phase, from meters that lag.
+//!
+//! A rail's meter averages and settles with a time constant of over a second, so what it reads during a short phase is
+//! mostly the phase before. A first-order lag can be undone: the power now is the reading plus the time constant times
+//! the reading's slope. Sums over long times do not change by that; only the share of each phase does. A meter that gives a
+//! number every 430 ms says nothing of shorter phases by itself: what an interval took is divided by what each phase draws,
+//! and that is found by regression over all intervals. Where a GPU counts its own energy, the counter is taken instead, and
+//! nothing needs to be undone.
+
+use super::types::{Phase, Sample};
+use serde::Serialize;
+
+/// Time constant of a module's meter, in µs: fits of published traces give 1.1 to 1.6 s.
+pub const RAIL_LAG_US: u64 = 1_300_000;
+/// A reading that has not moved for so long is a new one that says the same.
+const STILL_US: u64 = 900_000;
+/// Readings further apart than this say nothing about what was in between.
+const GAP_MAX_US: u64 = 30_000_000;
+
+/// Where the numbers come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// The module's rails, their lag undone.
+    Rails,
+    /// A GPU's own counter of its energy.
+    Counter,
+    /// A GPU's power, as its driver averages it (about a second).
+    GpuPower,
+}
+
+impl Method {
+    /// What a reader must know about the numbers.
+    pub fn text(self) -> &'static str {
+        match self {
+            Method::Rails => "module rails (not the wall), first-order lag of 1.3 s undone",
+            Method::Counter => "the GPU's own energy counter (the GPU's board, not the computer)",
+            Method::GpuPower => {
+                "the GPU's power as its driver averages it (the GPU's board, not the computer)"
+            }
+        }
+    }
+}
+
+/// What one phase took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Share {
+    /// Millijoules.
+    pub energy_mj: f64,
+    /// Microseconds.
+    pub time_us: u64,
+}
+
+/// Energy so far, by phase.
+#[derive(Debug, Clone)]
+pub struct Energy {
+    method: Method,
+    shares: [Share; 3],
+    phase: Phase,
+    phase_since_us: u64,
+    /// Time in each phase since the last reading.
+    spans_us: [u64; 3],
+    last: Option<Reading>,
+    /// What undoing the lag took below zero, to be taken from what comes next, so that the sum stays the meter's.
+    debt_mj: f64,
+    /// What each phase draws, by regression: how an interval of several is divided.
+    draw: Regression,
+    highest_mw: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    at_us: u64,
+    mw: f64,
+    counter_mj: Option<u64>,
+}
+
+impl Reading {
+    /// Whether the meter has not yet given another number: the interval goes on.
+    fn says_the_same(&self, now: &Reading) -> bool {
+        let same = self.mw == now.mw && self.counter_mj == now.counter_mj;
+        same && now.at_us.saturating_sub(self.at_us) < STILL_US
+    }
+}
+
+/// Least squares for the power of each phase: intervals' energies are sums of times and powers. Old intervals fade, and
+/// a phase of which little is known is taken to draw the mean.
+#[derive(Debug, Clone, Default)]
+struct Regression {
+    times: [[f64; 3]; 3],
+    energies: [f64; 3],
+}
+
+/// What an interval's weight is multiplied with at each later one: half after 70, some 30 s.
+const FADE: f64 = 0.99;
+/// Weight of the mean, in s²: as one interval of a third of a second.
+const MEAN_WEIGHT: f64 = 0.1;
+
+impl Regression {
+    fn add(&mut self, seconds: [f64; 3], energy_mj: f64) {
+        for i in 0..3 {
+            for j in 0..3 {
+                self.times[i][j] = self.times[i][j] * FADE + seconds[i] * seconds[j];
+            }
+            self.energies[i] = self.energies[i] * FADE + seconds[i] * energy_mj;
+        }
+    }
+
+    /// Power of each phase in mW, given the mean of all.
+    fn powers(&self, mean_mw: f64) -> [f64; 3] {
+        let (mut a, mut b) = (self.times, self.energies);
+        for i in 0..3 {
+            a[i][i] += MEAN_WEIGHT;
+            b[i] += MEAN_WEIGHT * mean_mw;
+        }
+        // Elimination without pivots: the matrix is symmetric and positive definite.
+        for i in 0..3 {
+            for row in i + 1..3 {
+                let f = a[row][i] / a[i][i];
+                for col in i..3 {
+                    a[row][col] -= f * a[i][col];
+                }
+                b[row] -= f * b[i];
+            }
+        }
+        for i in (0..3).rev() {
+            for col in i + 1..3 {
+                b[i] -= a[i][col] * b[col];
+            }
+            b[i] /= a[i][i];
+        }
+        b
+    }
+}
+
+impl Energy {
+    /// Nothing yet; `phase` begins at `at_us`.
+    pub fn new(method: Method, phase: Phase, at_us: u64) -> Energy {
+        Energy {
+            method,
+            shares: Default::default(),
+            phase,
+            phase_since_us: at_us,
+            spans_us: [0; 3],
+            last: None,
+            debt_mj: 0.0,
+            draw: Regression::default(),
+            highest_mw: 0.0,
+        }
+    }
+
+    /// Where the numbers come from.
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    /// Another phase begins.
+    pub fn phase(&mut self, phase: Phase, at_us: u64) {
+        self.spans_us[self.phase.index()] += at_us.saturating_sub(self.phase_since_us);
+        (self.phase, self.phase_since_us) = (phase, at_us);
+    }
+
+    /// A reading: the sample's total, and the counter where there is one.
+    pub fn reading(&mut self, sample: &Sample, counter_mj: Option<u64>) {
+        let now = sample.at_us;
+        self.phase(self.phase, now);
+        let Some(mw) = sample.total_mw.map(f64::from).or(counter_mj.map(|_| 0.0)) else {
+            // A meter that fell silent: what passed since is not counted, in time either.
+            self.spans_us = [0; 3];
+            self.last = None;
+            return;
+        };
+        let reading = Reading { at_us: now, mw, counter_mj };
+        if self.last.is_some_and(|last| last.says_the_same(&reading)) {
+            return;
+        }
+        let spans = std::mem::take(&mut self.spans_us);
+        let before = self.last.replace(reading);
+        let Some(before) = before.filter(|b| (1..GAP_MAX_US).contains(&now.saturating_sub(b.at_us))) else {
+            return;
+        };
+        let energy_mj = self.interval(before, reading);
+        self.divide(energy_mj, spans);
+    }
+
+    /// Millijoules between two readings.
+    fn interval(&mut self, before: Reading, now: Reading) -> f64 {
+        let dt_s = (now.at_us - before.at_us) as f64 / 1e6;
+        if self.method == Method::Counter
+            && let (Some(a), Some(b)) = (before.counter_mj, now.counter_mj)
+            && b >= a
+        {
+            let mj = (b - a) as f64;
+            self.highest_mw = self.highest_mw.max(mj / dt_s);
+            return mj;
+        }
+        self.highest_mw = self.highest_mw.max(now.mw);
+        let lag_s = if self.method == Method::Rails { RAIL_LAG_US as f64 / 1e6 } else { 0.0 };
+        let mean_mj = (before.mw + now.mw) / 2.0 * dt_s;
+        let undone = mean_mj + lag_s * (now.mw - before.mw) - self.debt_mj;
+        self.debt_mj = (-undone).max(0.0);
+        undone.max(0.0)
+    }
+
+    /// Gives an interval's energy to the phases that were in it: by their time, weighed with what each is known to draw.
+    fn divide(&mut self, energy_mj: f64, spans: [u64; 3]) {
+        let total_us: u64 = spans.iter().sum();
+        if total_us == 0 {
+            return;
+        }
+        let seconds = spans.map(|us| us as f64 / 1e6);
+        self.draw.add(seconds, energy_mj);
+        let all = self.total();
+        let mean_mw = (all.energy_mj + energy_mj) / ((all.time_us + total_us) as f64 / 1e6);
+        // Noise can make a regression say less than nothing.
+        let powers = self.draw.powers(mean_mw).map(|p| p.max(mean_mw / 20.0).max(1.0));
+        let weights: [f64; 3] = std::array::from_fn(|i| seconds[i] * powers[i]);
+        let sum: f64 = weights.iter().sum();
+        for i in 0..3 {
+            self.shares[i].energy_mj += energy_mj * weights[i] / sum;
+            self.shares[i].time_us += spans[i];
+        }
+    }
+
+    /// What a phase took so far, up to the last reading.
+    pub fn share(&self, phase: Phase) -> Share {
+        self.shares[phase.index()]
+    }
+
+    /// All phases together.
+    pub fn total(&self) -> Share {
+        self.shares.iter().fold(Share::default(), |sum, s| Share {
+            energy_mj: sum.energy_mj + s.energy_mj,
+            time_us: sum.time_us + s.time_us,
+        })
+    }
+
+    /// The highest power of any reading (of any interval, by a counter).
+    pub fn highest_mw(&self) -> f64 {
+        self.highest_mw
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(at_us: u64, mw: f64) -> Sample {
+        Sample { at_us, total_mw: Some(mw.round() as u32), ..Sample::default() }
+    }
+
+    /// A meter with the lag, read every 100 ms, over phases of given lengths and powers.
+    fn run(phases: &[(Phase, u64, f64)], rounds: usize) -> Energy {
+        let (step, mut at, mut shown) = (10_000u64, 0u64, phases[0].2);
+        let mut energy = Energy::new(Method::Rails, phases[0].0, 0);
+        energy.reading(&sample(0, shown), None);
+        for _ in 0..rounds {
+            for (phase, us, mw) in phases {
+                energy.phase(*phase, at);
+                for _ in 0..us / step {
+                    at += step;
+                    shown += (mw - shown) * (step as f64 / RAIL_LAG_US as f64);
+                    if at % 100_000 == 0 {
+                        energy.reading(&sample(at, shown), None);
+                    }
+                }
+            }
+        }
+        energy
+    }
+
+    #[test]
+    fn phases_get_what_they_drew_though_the_meter_lags() {
+        // Half-second prompts at 20 W, a second and a half of decode at 12 W, two seconds of rest at 5 W.
+        let phases = [
+            (Phase::Prefill, 500_000, 20_000.0),
+            (Phase::Decode, 1_500_000, 12_000.0),
+            (Phase::Idle, 2_000_000, 5_000.0),
+        ];
+        let energy = run(&phases, 20);
+        for (phase, us, mw) in phases {
+            let want = mw * us as f64 / 1e6 * 20.0;
+            let got = energy.share(phase).energy_mj;
+            assert!((got / want - 1.0).abs() < 0.03, "{phase:?}: {got} mJ, drew {want}");
+            assert_eq!(energy.share(phase).time_us, us * 20);
+        }
+        // Naively, prefill would be far too low: the reading at its end has come 32 % of the way.
+        let all: f64 = phases.iter().map(|(_, us, mw)| mw * *us as f64 / 1e6).sum::<f64>() * 20.0;
+        assert!((energy.total().energy_mj / all - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn the_sum_is_the_meters_even_where_power_falls_to_nothing() {
+        let phases = [(Phase::Decode, 3_000_000, 40_000.0), (Phase::Idle, 3_000_000, 100.0)];
+        let energy = run(&phases, 10);
+        let all = (40_000.0 + 100.0) * 3.0 * 10.0;
+        assert!((energy.total().energy_mj / all - 1.0).abs() < 0.02, "{}", energy.total().energy_mj);
+        assert!(energy.share(Phase::Idle).energy_mj >= 0.0);
+    }
+
+    #[test]
+    fn a_counter_needs_no_undoing() {
+        let mut energy = Energy::new(Method::Counter, Phase::Decode, 0);
+        energy.reading(&sample(0, 1.0), Some(1_000));
+        energy.reading(&sample(1_000_000, 500_000.0), Some(301_000));
+        assert_eq!(energy.share(Phase::Decode), Share { energy_mj: 300_000.0, time_us: 1_000_000 });
+        assert_eq!(energy.highest_mw(), 300_000.0);
+        // A counter that starts anew (the driver was loaded again) is not believed for that interval.
+        energy.reading(&sample(2_000_000, 100_000.0), Some(5));
+        assert_eq!(energy.total().energy_mj, 300_000.0 + (500_000.0 + 100_000.0) / 2.0);
+    }
+
+    #[test]
+    fn silence_is_not_counted() {
+        let mut energy = Energy::new(Method::Rails, Phase::Idle, 0);
+        energy.reading(&sample(0, 5_000.0), None);
+        energy.reading(&Sample { at_us: 1_000_000, ..Sample::default() }, None);
+        energy.reading(&sample(2_000_000, 5_000.0), None);
+        assert_eq!(energy.total(), Share::default());
+        energy.reading(&sample(3_000_000, 5_000.0), None);
+        assert_eq!(energy.total(), Share { energy_mj: 5_000.0, time_us: 1_000_000 });
+    }
+}
