@@ -67,3 +67,5 @@ pub const GRAMMAR_DEPTH_MAX: usize = 200;
 pub const PROFILE_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of a recording that a report is made of: a week of two samples a second.
 pub const RECORDING_BYTES_MAX: u64 = 256 << 20;
+/// Columns of a recording: 16, and one for each rail and zone. Boards have some twenty of these.
+pub const RECORDING_COLUMNS_MAX: usize = 128;

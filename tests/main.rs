@@ -10,6 +10,7 @@ mod http;
 mod kernels;
 mod pack;
 mod power;
+mod power_study;
 mod sequences;
 mod service;
 mod support;

@@ -108,7 +108,7 @@ enum Command {
     /// Check this machine for everything that Tegu uses, and say what to do.
     #[command(after_long_help = doctor::EXAMPLES)]
     Doctor(doctor::DoctorArgs),
-    /// Show the board's sensors and power modes, and run the clock helper.
+    /// Show the board's sensors, its power modes and profiles; tune, record and steer it.
     Power(power::PowerArgs),
     /// Compile the CUDA kernels ahead of time.
     #[command(after_long_help = kernels::EXAMPLES)]
@@ -186,7 +186,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Pack(args) => pack::pack(args),
         Command::Synth(args) => synth::synth(args),
         Command::Doctor(args) => doctor::run(args, common),
-        Command::Power(args) => power::run(args),
+        Command::Power(args) => power::run(args, common),
         Command::Kernels(args) => kernels::run(args, common),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -23,7 +23,7 @@ pub enum Wait {
 /// Oldest driver that is served: JetPack 6 brings 12.2 or later, JetPack 5 stops at 11.4.
 const DRIVER_VERSION_MIN: i32 = 12020;
 /// Functions that this room calls. A library without one is no driver that we know.
-const SYMBOLS: [&str; 42] = [
+const SYMBOLS: [&str; 40] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -43,8 +43,6 @@ const SYMBOLS: [&str; 42] = [
     "cuMemHostAlloc",
     "cuMemFreeHost",
     "cuMemHostGetDevicePointer_v2",
-    "cuMemHostRegister_v2",
-    "cuMemHostUnregister",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",
@@ -124,6 +122,12 @@ fn start() -> Result<i32> {
     }
     result::init().map_err(|e| failed("start the driver", e))?;
     Ok(version)
+}
+
+/// Whether the driver has a function that is not needed for work: one that only `tegu doctor` tries.
+pub(super) fn has(name: &str) -> bool {
+    // SAFETY: only asks whether the symbol exists; it is not called through this type.
+    library().is_ok_and(|lib| unsafe { lib.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok())
 }
 
 /// A device's primary context, held while anything made in it lives.

@@ -1,7 +1,7 @@
 //! Whether pages of this process can be lent to the GPU as they are, without a copy. On Orin the GPU does not cache such
 //! pages, so they pay only for what is read once; whether a driver takes them at all differs by release.
 
-use super::driver::{Context, failed};
+use super::driver::{Context, failed, has};
 use crate::units::Result;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 
@@ -30,6 +30,9 @@ pub fn probe(context: &Context) -> Result<Registering> {
     };
     let supported = ask(Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)?;
     let read_only_supported = ask(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)?;
+    if !has("cuMemHostRegister_v2") || !has("cuMemHostUnregister") {
+        return Ok(Registering { supported, read_only_supported, works: false });
+    }
     let layout = std::alloc::Layout::from_size_align(PROBE_BYTES, PROBE_BYTES).expect("a power of two");
     // SAFETY: the size is not zero.
     let page = unsafe { std::alloc::alloc_zeroed(layout) };

@@ -1,12 +1,19 @@
 //! `tegu power`: what the board measures, and what steers its clocks.
 
+mod dry;
 mod helper;
+mod live;
 mod modes;
+mod profiles;
+mod record;
 mod status;
+mod steer;
+mod tune;
 
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
+use super::args::Common;
 use crate::app::power::Site;
 use crate::units::Result;
 
@@ -26,6 +33,23 @@ enum Verb {
     Mode(modes::ModeArgs),
     /// Switch the fan's profile (as root).
     Fan(modes::FanArgs),
+    /// Show the power profiles, one of them whole, or check your own.
+    #[command(after_long_help = profiles::EXAMPLES)]
+    Profiles(profiles::ProfilesArgs),
+    /// Hold a profile's clocks until Ctrl-C, or dry-run it on a simulated board.
+    #[command(after_long_help = steer::EXAMPLES)]
+    Apply(Box<steer::ApplyArgs>),
+    /// Give back every clock that the helper holds.
+    Restore(steer::RestoreArgs),
+    /// Find the best clocks and batch for a model, and write them as a profile.
+    #[command(after_long_help = tune::EXAMPLES)]
+    Tune(Box<tune::TuneArgs>),
+    /// Write the board's sensors to a file over time.
+    #[command(after_long_help = record::EXAMPLES)]
+    Record(Box<record::RecordArgs>),
+    /// Draw a recording as one page, and sum it up.
+    #[command(after_long_help = record::REPORT_EXAMPLES)]
+    Report(record::ReportArgs),
     /// Run the clock helper: the one process that writes clocks (as root, by tegu-clocks.service).
     #[command(after_long_help = helper::EXAMPLES)]
     Helper(helper::HelperArgs),
@@ -37,7 +61,7 @@ pub struct Where {
     /// A folder that stands for a board's / [default: this machine]
     #[arg(long, value_name = "FOLDER")]
     root: Option<PathBuf>,
-    /// A simulated board, such as sim:orin-nano-super
+    /// A simulated board: sim:orin-nano-super, sim:orin-nx-16 or sim:agx-orin-64
     #[arg(long, value_name = "NAME", conflicts_with = "root")]
     board: Option<String>,
 }
@@ -53,11 +77,17 @@ impl Where {
 }
 
 /// Runs the command.
-pub fn run(args: &PowerArgs) -> Result<()> {
+pub fn run(args: &PowerArgs, common: &Common) -> Result<()> {
     match &args.verb {
         Verb::Status(args) => status::run(args),
         Verb::Mode(args) => modes::mode(args),
         Verb::Fan(args) => modes::fan(args),
+        Verb::Profiles(args) => profiles::run(args),
+        Verb::Apply(args) => steer::apply(args),
+        Verb::Restore(args) => steer::restore(args),
+        Verb::Tune(args) => tune::run(args, common),
+        Verb::Record(args) => record::record(args),
+        Verb::Report(args) => record::report(args),
         Verb::Helper(args) => helper::run(args),
     }
 }
