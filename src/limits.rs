@@ -38,6 +38,8 @@ pub const VOCAB_MAX: usize = 1 << 24;
 pub const CONTEXT_MAX: usize = 1 << 24;
 /// Worker threads of the CPU team.
 pub const THREADS_MAX: usize = 256;
+/// Microseconds that an idle worker may spin: a second, beyond which it is no more idle than a busy one.
+pub const SPIN_US_MAX: u64 = 1_000_000;
 /// Rows of one step: bounds scratch.
 pub const STEP_ROWS_MAX: usize = 8_192;
 /// Bytes of one chat template. The largest published ones are about 30 KB.

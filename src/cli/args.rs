@@ -56,6 +56,9 @@ pub struct Load {
     /// Worker threads; 0: one a core
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<i64>,
+    /// Microseconds that an idle worker thread spins for more work before it sleeps; 0: not at all [default: 200]
+    #[arg(long, value_name = "US")]
+    pub spin_us: Option<u64>,
     /// What runs the model: cuda if a GPU can be used, else the cpu [default: auto]
     #[arg(long, value_name = "NAME", value_parser = ["auto", "cpu", "cuda"])]
     pub backend: Option<String>,
@@ -116,6 +119,7 @@ impl Load {
         }
         // As in llama.cpp, a count of 0 or below leaves the choice to the program.
         flags.extend(self.threads.map(|n| ("threads", n.max(0).to_string())));
+        flags.extend(self.spin_us.map(|n| ("spin_us", n.to_string())));
         flags.extend(self.kv.clone().map(|k| ("kv", k)));
         flags.extend(self.expert_budget.clone().map(|b| ("expert_budget", b)));
         flags

@@ -15,6 +15,7 @@ impl Load {
     pub fn options(&self, path: std::path::PathBuf, config: &Config) -> Result<Options> {
         let mut options = Options::new(path);
         options.threads = config.count("threads") as usize;
+        options.spin_us = config.count("spin_us");
         options.context_tokens = config.count("context") as usize;
         // A setting gives way to a model made for less; a flag that cannot be met is refused.
         options.context_at_most = config.get("context").1 != Origin::Flag;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::limits::{CONTEXT_MAX, THREADS_MAX};
+use crate::limits::{CONTEXT_MAX, SPIN_US_MAX, THREADS_MAX};
 use crate::units::Error;
 
 /// What a key takes.
@@ -64,6 +64,13 @@ pub const KEYS: &[Key] = &[
         "0",
         Some("TEGU_THREADS"),
         "worker threads; 0: one a core",
+    ),
+    key(
+        "spin_us",
+        Kind::Count(0, SPIN_US_MAX),
+        "200",
+        Some("TEGU_SPIN_US"),
+        "how long an idle worker thread spins for more work before it sleeps; 0: not at all",
     ),
     key(
         "context",

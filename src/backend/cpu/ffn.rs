@@ -103,7 +103,7 @@ impl FfnScratch {
         [&self.gate, &self.up, &self.act, &self.down, &self.router].iter().map(|s| s.len()).sum()
     }
 
-    /// A dense layer: adds its result to `x (rows, hidden)`.
+    /// A dense layer: adds its result to `residual (rows, hidden)`.
     pub fn dense(&mut self, ctx: Ctx, mlp: &Mlp, rows: usize, x: Acts, residual: &Shared) {
         let all = Rows::All(rows);
         let job = Job {
@@ -122,7 +122,8 @@ impl FfnScratch {
         ctx.add_rows(rows, &self.down, None, residual);
     }
 
-    /// A layer with routed experts: adds its result to `residual (rows, hidden)`. Returns the distinct experts used.
+    /// A layer with routed experts: adds its result to `residual (rows, hidden)`.
+    /// Returns the distinct experts used.
     pub fn moe(
         &mut self,
         ctx: Ctx,
@@ -142,9 +143,12 @@ impl FfnScratch {
         let (starts, fetched) = (&self.starts, &self.fetched);
         let (slot_rows, identity) = (&self.slot_rows, &self.identity);
         let shared_base = slots * m.expert_width;
-        // Made as they are asked for: a list would be one more allocation in every layer.
-        let job = |i: usize| match (fetched.get(i), &moe.shared) {
-            (Some(e), _) => {
+        // Made as they are asked for: a list would be one more allocation in every layer. The shared part comes first: with
+        // several rows it is bound by arithmetic, and while one worker does it the others keep memory busy with experts.
+        let n_shared = usize::from(moe.shared.is_some());
+        let job = |i: usize| match (i.checked_sub(n_shared), &moe.shared) {
+            (Some(i), _) => {
+                let e = &fetched[i];
                 let range = starts[i] as usize..starts[i + 1] as usize;
                 Job {
                     gate: &e.gate,
@@ -159,7 +163,7 @@ impl FfnScratch {
                 }
             }
             (None, shared) => {
-                let s = shared.as_ref().expect("the job after the experts is the shared part");
+                let s = shared.as_ref().expect("the job before the experts is the shared part");
                 let all = Rows::All(rows);
                 Job {
                     gate: &s.gate,
@@ -175,7 +179,7 @@ impl FfnScratch {
             }
         };
         let shared_rows = if moe.shared.is_some() { rows } else { 0 };
-        let n = fetched.len() + usize::from(moe.shared.is_some());
+        let n = fetched.len() + n_shared;
         let acts = [(slots, 0), (shared_rows, shared_base)];
         let buffers = (&mut self.gate, &mut self.up, &mut self.act);
         phases(ctx, n, &job, x, acts, buffers, &mut self.down, &mut self.q8);

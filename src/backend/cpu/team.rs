@@ -5,6 +5,9 @@
 //! workers that see the epoch *join* by a compare-and-swap. [`Team::chunks`] shuts the door when no work is left
 //! and waits only for those who came in: a worker whose core the system gave to someone else holds nobody up. Handing
 //! over takes 1-2 µs when the workers still spin. Locks are taken only to sleep and to wake sleepers.
+//!
+//! Workers that spin fetch nothing for the job to come: letting them fetch the first 128 KB of the next phase's weights was
+//! measured in alternating runs to change decode by 0.999 (DeepSeek-V2-Lite's shape) and 0.98 (a model that caches hold).
 
 use crate::limits::THREADS_MAX;
 use std::any::Any;

@@ -3,6 +3,11 @@
 //! A pass holds `R` activation rows' 16 sums each in registers and goes once along a tile. With one row (decode) it is bound
 //! by memory; with more, a (tile, group) is unpacked once for all `R`. Either way an output sees the same operations.
 //!
+//! Between the two, from 2 to some 16 rows, arithmetic takes about as long as reading, and both should go on at once: every
+//! pass fetches codes ahead of it, and where a tile takes several passes the first fetches the next tile, so that the later
+//! ones, which find this one in the cache, do not leave memory idle. Scales are a tenth of the bytes, in streams that the
+//! processor's own prefetcher follows.
+//!
 //! Bytes a weight: those of the codec (4.5 bits for Q4_0). Instructions a weight: `instructions.md`, and the heads of
 //! `avx2.rs`, `avx512.rs` and `neon.rs`. With AVX-512 a (tile, group) of 512 weights takes 50 instructions for one row of
 //! Q4_0 and 29 for a row of eight; 16 of them are the dot products: with 512-bit units that take one a cycle, that is the
@@ -16,7 +21,7 @@ use crate::format::layout::GROUP;
 
 /// Bytes of activations that a sweep over the tiles keeps in the second-level cache.
 const SWEEP_BYTES: usize = 384 << 10;
-/// How far ahead of the codes in use the next ones are fetched, when a pass has few rows.
+/// How far ahead of the codes in use the next ones are fetched, when a tile is read once.
 pub const PREFETCH_BYTES: usize = 4096;
 
 /// The product; see [`Product`].
@@ -51,24 +56,30 @@ unsafe fn tile<S: SimdDot, C: Codec8>(
     end: usize,
 ) {
     let mut i = start;
+    let next_tile = (p.per_row * C::CODE_BYTES).max(PREFETCH_BYTES);
+    // The first of several passes fetches the next tile; the others what they need themselves, from the cache behind.
+    let ahead = |i, rows| if i == start && i + rows < end { next_tile } else { PREFETCH_BYTES };
     // SAFETY: each pass has as many rows as are left.
     unsafe {
         if S::ROWS_Q8 >= 8 {
             while i + 8 <= end {
-                pass::<S, C, 8>(p, planes, t, i);
+                pass::<S, C, 8>(p, planes, t, i, ahead(i, 8));
                 i += 8;
             }
         }
         while i + 4 <= end {
-            pass::<S, C, 4>(p, planes, t, i);
+            pass::<S, C, 4>(p, planes, t, i, ahead(i, 4));
             i += 4;
         }
+        if i + 3 == end {
+            return pass::<S, C, 3>(p, planes, t, i, ahead(i, 3));
+        }
         if i + 2 <= end {
-            pass::<S, C, 2>(p, planes, t, i);
+            pass::<S, C, 2>(p, planes, t, i, ahead(i, 2));
             i += 2;
         }
         if i < end {
-            pass::<S, C, 1>(p, planes, t, i);
+            pass::<S, C, 1>(p, planes, t, i, ahead(i, 1));
         }
     }
 }
@@ -85,16 +96,16 @@ pub unsafe fn passes<S: SimdDot, C: Codec8, const MANY: bool>(p: &Product<'_, Q8
         // SAFETY: by the contract.
         unsafe {
             match (MANY, S::ROWS_Q8) {
-                (false, _) => pass::<S, C, 1>(p, &planes, t, 0),
-                (true, 8) => pass::<S, C, 8>(p, &planes, t, 0),
-                (true, 4) => pass::<S, C, 4>(p, &planes, t, 0),
+                (false, _) => pass::<S, C, 1>(p, &planes, t, 0, PREFETCH_BYTES),
+                (true, 8) => pass::<S, C, 8>(p, &planes, t, 0, PREFETCH_BYTES),
+                (true, 4) => pass::<S, C, 4>(p, &planes, t, 0, PREFETCH_BYTES),
                 (true, _) => unreachable!("no such pass"),
             }
         }
     }
 }
 
-/// Rows `i..i+R` with tile `t`.
+/// Rows `i..i+R` with tile `t`; codes `ahead` bytes ahead are fetched.
 ///
 /// # Safety
 /// As [`matmul`]; the rows exist.
@@ -104,17 +115,15 @@ unsafe fn pass<S: SimdDot, C: Codec8, const R: usize>(
     planes: &PlanePtrs,
     t: usize,
     i: usize,
+    ahead: usize,
 ) {
     let x: [*const Q8Group; R] = std::array::from_fn(|n| p.row(i + n).as_ptr());
     // SAFETY: every group of the row and of the tile exists; a prefetch may be anywhere.
     unsafe {
         let mut acc = [[S::splat(0.0); 4]; R];
         for g in 0..p.w.cols / GROUP {
-            if R <= 4 {
-                let ahead = (t * p.per_row + g) * C::CODE_BYTES + PREFETCH_BYTES;
-                for line in (0..C::CODE_BYTES).step_by(64) {
-                    S::prefetch(planes.codes().wrapping_add(ahead + line));
-                }
+            for line in (0..C::CODE_BYTES).step_by(64) {
+                S::prefetch(planes.codes().wrapping_add((t * p.per_row + g) * C::CODE_BYTES + ahead + line));
             }
             // Written out, here and over rows below: a loop that is not unrolled indexes the sums, which then live in memory.
             let at = |s: usize| At::new(t, g, p.w.cols, s * S::W);
@@ -180,6 +189,8 @@ unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
         }
         if R > 2 {
             row::<S, C, R>(&w, x, g, s, acc, 2);
+        }
+        if R > 3 {
             row::<S, C, R>(&w, x, g, s, acc, 3);
         }
         if R > 4 {
