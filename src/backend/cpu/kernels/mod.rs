@@ -8,8 +8,8 @@
 //! by 0.002. Leaving the low halves out where they matter least saves too little: SmolLM2's mean error over its top 8
 //! is then 0.065 (only the inputs of q, k, v), 0.050 (of gate and up), 0.040 (of down), 0.014 (of the output projection,
 //! 8% of the work), 0.025 (only groups whose `amax` is below 3 times their root mean square, a third to 72% of them).
-//! A group with `amax < 2^-100` is all zero; one with an infinity or NaN has `dx = NaN`, so that the fault shows in the
-//! output.
+//! A group with `amax < 2^-100` is all zero; one with an infinity or NaN has `dx = NaN`, so that the
+//! fault shows in the output.
 //!
 //! **Quantized product** of a weight row with groups `g` in order; `idot` is an exact 32-bit integer sum, below 2^31
 //! (Q6_K, the largest: `2 * 16 * 32 * 8128 * 128`), rounded once to f32:
