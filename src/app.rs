@@ -97,6 +97,20 @@ impl Options {
     }
 }
 
+/// What belongs to a plan for a GPU beside what the model takes there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuPlan {
+    /// The GPU's memory that the context and other programs have.
+    pub taken_bytes: u64,
+    /// Bytes in the machine's memory: buffers, and routed experts that stay there. Where the GPU has no memory of its own, all
+    /// of the plan.
+    pub host_bytes: u64,
+    /// What the machine can give, if it says.
+    pub host_available_bytes: Option<u64>,
+    /// Routed experts that stay in the machine's memory; 0 if the GPU has them all.
+    pub host_expert_bytes: u64,
+}
+
 /// Memory that a model will take, before it takes any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPlan {
@@ -114,11 +128,16 @@ pub struct MemoryPlan {
     pub kv_token_bytes: u64,
     /// What the machine, or the GPU that runs the model, can give, if it says.
     pub available_bytes: Option<u64>,
-    /// Of a model on a GPU: routed experts that stay in the machine's memory, and what that can give.
-    pub host: Option<(u64, Option<u64>)>,
+    /// Of a model on a GPU.
+    pub gpu: Option<GpuPlan>,
 }
 
 impl MemoryPlan {
+    /// Routed experts wherever they are.
+    pub fn all_expert_bytes(&self) -> u64 {
+        self.gpu.map_or(0, |g| g.host_expert_bytes).max(self.expert_bytes)
+    }
+
     /// All of it.
     pub fn total_bytes(&self) -> u64 {
         self.resident_bytes + self.expert_bytes + self.kv_bytes + self.scratch_bytes
@@ -134,8 +153,9 @@ impl MemoryPlan {
             }),
             _ => Ok(()),
         };
-        let host = self.host.map_or(Ok(()), |(needs, has)| fits("host memory", needs, has));
-        host.and(fits("memory", self.total_bytes(), self.available_bytes))
+        let Some(g) = &self.gpu else { return fits("memory", self.total_bytes(), self.available_bytes) };
+        fits("GPU memory", self.total_bytes(), self.available_bytes)?;
+        fits("the machine's memory", g.host_bytes, g.host_available_bytes)
     }
 }
 
@@ -150,10 +170,11 @@ impl fmt::Display for MemoryPlan {
             self.context_tokens,
             Bytes(self.scratch_bytes)
         )?;
-        match self.host {
-            Some((bytes, _)) if bytes > 0 => write!(f, "; {} in host memory", Bytes(bytes)),
-            _ => Ok(()),
+        let Some(g) = &self.gpu else { return Ok(()) };
+        if g.host_expert_bytes > 0 {
+            write!(f, "; all {} of routed experts in host memory", Bytes(g.host_expert_bytes))?;
         }
+        write!(f, "; not counted: {} of the context and other programs", Bytes(g.taken_bytes))
     }
 }
 
@@ -212,6 +233,12 @@ pub fn prepare(options: Options) -> Result<Prepared> {
         let free = gpu.context().memory_bytes()?.0;
         let draft = Draft::new(&source, bound.clone(), cuda_options(&options, pages), free)?;
         let plan = gpu_plan(&gpu, &draft, context_tokens, pages)?;
+        if options.expert_bytes.is_none() && draft.plan.host_bytes > 0 {
+            let [room, all] = [draft.plan.expert_bytes, draft.plan.host_bytes].map(Bytes);
+            log::warn!(
+                "the GPU has room for {room} of {all} of routed experts; they are copied as they are picked"
+            );
+        }
         return Ok(Prepared { source, plan, bound, options, pages, gpu: Some((gpu, draft)) });
     }
     let (experts, resident) = bound.jobs.split_at(bound.expert_jobs);
@@ -224,7 +251,7 @@ pub fn prepare(options: Options) -> Result<Prepared> {
         context_tokens,
         kv_token_bytes: page_bytes / kv::PAGE_TOKENS as u64,
         available_bytes: available_bytes(),
-        host: None,
+        gpu: None,
     };
     Ok(Prepared { source, plan, bound, options, pages, gpu: None })
 }
@@ -278,6 +305,7 @@ fn gpu_plan(gpu: &Gpu, draft: &Draft, context_tokens: usize, pages: usize) -> Re
     // Where both are one memory, what is pinned and what stays on the host's side come out of it too.
     let shared = gpu.device.integrated;
     let host = p.host_bytes + p.pinned_bytes;
+    let (free, total) = gpu.context().memory_bytes()?;
     Ok(MemoryPlan {
         resident_bytes: p.resident_bytes + p.vector_bytes,
         expert_bytes: p.expert_bytes,
@@ -285,8 +313,13 @@ fn gpu_plan(gpu: &Gpu, draft: &Draft, context_tokens: usize, pages: usize) -> Re
         scratch_bytes: p.scratch_bytes,
         context_tokens,
         kv_token_bytes: p.kv_bytes / (pages * kv::PAGE_TOKENS) as u64,
-        available_bytes: Some(gpu.context().memory_bytes()?.0),
-        host: Some((if shared { p.total_bytes() + host } else { host }, available_bytes())),
+        available_bytes: Some(free),
+        gpu: Some(GpuPlan {
+            taken_bytes: total - free,
+            host_bytes: if shared { p.total_bytes() + host } else { host },
+            host_available_bytes: available_bytes(),
+            host_expert_bytes: p.host_bytes,
+        }),
     })
 }
 

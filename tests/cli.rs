@@ -215,6 +215,9 @@ fn mistakes_are_one_line_and_an_exit_code() {
         (&["run", "--json"], 2, "--json: expected a prompt"),
         (&["bench", "--batch", "0"], 2, "--batch"),
         (&["bench", "--kernels=q9_9"], 2, "q4_0"),
+        (&["bench", "--backend", "cpu", "--fake-missing", "0.5"], 2, "--fake-missing: expected a model on"),
+        (&["bench", "--fake-missing", "1.5"], 2, "a number from 0 to 1"),
+        (&["run", "hi", "--expert-budget", "3T"], 2, "expert_budget (flag): expected bytes"),
         (&["bench", "--kernels", "--roof-mib", "70000"], 2, "--roof-mib"),
     ];
     for (args, code, says) in cases {

@@ -196,7 +196,7 @@ impl Chat {
                     }
                     Event::Done { why, .. } => {
                         finish.get_or_insert(match why {
-                            Done::End(_) | Done::Complete => Finish::Stop,
+                            Done::End(_) | Done::Complete | Done::Stopped => Finish::Stop,
                             Done::Length => Finish::Length,
                             Done::Context => Finish::Context,
                             Done::Deadline => Finish::Interrupted,

@@ -152,7 +152,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         "kernels": app.kernels,
         "exact": args.load.exact,
         "load_seconds": loaded.took.as_secs_f64(),
-        "weights_bytes": app.plan.resident_bytes + app.plan.expert_bytes,
+        "weights_bytes": app.plan.resident_bytes + app.plan.all_expert_bytes(),
         "weights_bytes_a_token": reads.step(reads.experts_a_row as f64),
     });
     report.add_to(&mut object);

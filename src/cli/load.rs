@@ -120,7 +120,7 @@ impl ReadBytes {
             let layers = m.dense.iter().filter(|dense| !**dense).count();
             (all, experts_a_row) = (layers * m.n_experts, layers * m.n_picked);
         }
-        let expert = if all == 0 { 0.0 } else { plan.expert_bytes as f64 / all as f64 };
+        let expert = if all == 0 { 0.0 } else { plan.all_expert_bytes() as f64 / all as f64 };
         ReadBytes { always: plan.resident_bytes.saturating_sub(unread), expert, experts_a_row }
     }
 

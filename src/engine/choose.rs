@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 /// How long a step may keep a newcomer waiting.
 const STEP: Duration = Duration::from_millis(20);
-/// Short chunks are multiples of this: half a page.
-const CHUNK: usize = PAGE_TOKENS / 2;
-/// A machine slower than this a row reads larger chunks all the same: its weights are read once a chunk.
-const SLOW_ROW_US: f64 = 1000.0;
+/// Short chunks are multiples of this. Far into a long prompt even so few rows take most of a step's time.
+const CHUNK: usize = PAGE_TOKENS / 4;
 /// A prompt of which nothing was read for a second counts as this many tokens shorter.
 const AGE_TOKENS: f64 = 256.0;
+/// A prompt under way gives way to those of clients that have none, but not for longer than this.
+const GIVE_WAY: Duration = Duration::from_secs(2);
 
 impl Engine {
     /// `(index, rows)` of the sequences to advance, with room for those rows.
@@ -37,12 +37,17 @@ impl Engine {
             self.keep_rows(i, 1, &mut kept, events);
         }
         let mut room = budget.prefill_chunk.max(1).min(rows_max.saturating_sub(kept.len()));
+        let mut answers = false;
         for i in self.prompt_order_of(prompts, now) {
             let class = self.seqs[i].class;
             if room == 0 || (urgent && class != Class::Interactive) {
                 break;
             }
             let chunk = self.chunk(i, budget.prefill_chunk).min(room);
+            // A step after which someone has a first token is not made longer by a piece of a long prompt.
+            if answers && chunk < self.seqs[i].pending() {
+                continue;
+            }
             if !self.seqs[i].attached && !self.admit(i, most, &kept) {
                 continue;
             }
@@ -51,6 +56,7 @@ impl Engine {
             if self.keep_rows(i, rows, &mut kept, events) {
                 // One chunk keeps a newcomer waiting as long as another: they share the step's time.
                 room = room.min(chunk) - rows.min(room.min(chunk));
+                answers |= class == Class::Interactive && rows == self.seqs[i].pending();
             }
         }
         kept
@@ -73,19 +79,20 @@ impl Engine {
         chosen
     }
 
-    /// Prompts in the order in which they are read: by class, then deadline, then the client served least; of one client the
-    /// shortest, in which waiting counts.
+    /// Prompts in the order in which they are read: by class, then deadline; then those of clients that have nothing under way,
+    /// then the client served least; of one client the shortest, in which waiting counts.
     fn prompt_order_of(&self, mut prompts: Vec<usize>, now: Instant) -> Vec<usize> {
         let key = |&i: &usize| {
             let s = &self.seqs[i];
-            let waited = now.saturating_duration_since(s.advanced).as_secs_f64();
-            let length = (s.pending() as f64 - waited * AGE_TOKENS).max(0.0) as u64;
+            let waited = now.saturating_duration_since(s.advanced);
+            let length = (s.pending() as f64 - waited.as_secs_f64() * AGE_TOKENS).max(0.0) as u64;
             // Of two deadlines only a pressing one counts, and then it counts most.
             let left = s.deadline.map(|d| d.saturating_duration_since(now));
             let pressing = left.filter(|l| *l < Duration::from_secs(10)).unwrap_or(Duration::MAX);
-            // Of clients who were given as much, one that has nothing under way is first.
-            let own = self.running(s.class, Some(&s.client)).min(1);
-            (s.class, pressing, self.accounts.level(&s.client), own, length, s.id)
+            // Whoever asks for the first time need not wait until a long prompt of another is read, however little that other
+            // was given before.
+            let settled = waited < GIVE_WAY && self.running(s.class, Some(&s.client)) > 0;
+            (s.class, pressing, settled, self.accounts.level(&s.client, now), length, s.id)
         };
         prompts.sort_by_cached_key(key);
         prompts
@@ -94,15 +101,30 @@ impl Engine {
     /// Most rows of a chunk of sequence `i`.
     fn chunk(&self, i: usize, most: usize) -> usize {
         let s = &self.seqs[i];
-        let short = s.class == Class::Interactive && s.pending() <= most;
+        // By all that it had to read: the end of a long prompt is dearer than the whole of a short one.
+        let short = s.class == Class::Interactive && s.stats.prefilled <= most && s.pending() <= most;
         if !self.shared || short {
             return most.max(1);
         }
-        let known = if self.row_us > 0.0 { self.row_us } else { SLOW_ROW_US };
-        let least = if known > SLOW_ROW_US { 2 * PAGE_TOKENS } else { CHUNK };
-        let rows = (STEP.as_micros() as f64 / known) as usize;
-        // Few lengths, of which pages are made.
-        (rows / CHUNK * CHUNK).clamp(least, most.max(least)).min(most.max(1))
+        s.chunk.rows().min(most).max(1)
+    }
+
+    /// Learns from a step's time.
+    pub(super) fn learn(&mut self, batch: &[(usize, usize)], took: Duration) {
+        let least = Duration::from_micros(self.small_step_us as u64);
+        let mut reads = false;
+        for &(i, rows) in batch {
+            let s = &mut self.seqs[i];
+            reads |= rows > 1;
+            // The last piece of a prompt is shorter, and one of a short prompt longer.
+            if rows > 1 && rows == s.chunk.rows() {
+                s.chunk.learn(took, least);
+            }
+        }
+        if !reads {
+            let weight = if self.small_step_us == 0.0 { 1.0 } else { 0.1 };
+            self.small_step_us += weight * (took.as_micros() as f64 - self.small_step_us);
+        }
     }
 
     /// Lets a sequence begin, or come back: if not too many of its rank run already, and if all that it reads would fit.
@@ -187,14 +209,69 @@ impl Engine {
             events.push(Event::Failed { seq: s.id, error });
         }
     }
+}
 
-    /// Learns how long a row of a large step takes.
-    pub(super) fn learn(&mut self, rows: usize, took: Duration) {
-        if rows < PAGE_TOKENS / 2 {
-            return;
+/// How many rows of a long prompt a step takes: so many that it lasts as long as it may, found from how long the last one
+/// took. Rows become dearer the further a prompt is read, and what a row costs differs a hundredfold between machines: no rule
+/// made beforehand would do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chunk {
+    rows: f64,
+}
+
+impl Default for Chunk {
+    fn default() -> Chunk {
+        Chunk { rows: CHUNK as f64 }
+    }
+}
+
+impl Chunk {
+    /// Rows of the next step. Few lengths, of which pages are made.
+    pub fn rows(self) -> usize {
+        ((self.rows / CHUNK as f64).round() as usize).max(1) * CHUNK
+    }
+
+    /// A step with as many rows of this prompt took so long; one without any takes `least`. The reading of a prompt
+    /// may double a step: weights are read once for all its rows, and with fewer it would take more than twice its time.
+    pub fn learn(&mut self, took: Duration, least: Duration) {
+        let may = STEP.max(2 * least).as_secs_f64();
+        // One step that something disturbed says little.
+        let change = (may / took.as_secs_f64().max(1e-6)).clamp(0.5, 2.0);
+        self.rows = (self.rows() as f64 * change).clamp(CHUNK as f64, 65_536.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of a step after a prompt was read for a while on a machine with these times.
+    fn settled(step_ms: f64, row_ms: f64, small_ms: f64) -> usize {
+        let mut chunk = Chunk::default();
+        let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        for _ in 0..20 {
+            chunk.learn(ms(step_ms + row_ms * chunk.rows() as f64), ms(small_ms));
         }
-        let row_us = took.as_micros() as f64 / rows as f64;
-        let weight = if self.row_us == 0.0 { 1.0 } else { 0.25 };
-        self.row_us += weight * (row_us - self.row_us);
+        chunk.rows()
+    }
+
+    #[test]
+    fn chunks_follow_the_pace_of_the_machine() {
+        // A small model on two cores, at the beginning of a prompt and far into it.
+        assert!((16..=24).contains(&settled(5.0, 0.85, 5.0)));
+        assert!((72..=80).contains(&settled(5.0, 0.2, 5.0)));
+        assert_eq!(settled(5.0, 3.0, 7.0), 8);
+        // A GPU that reads its weights in 50 ms and adds 0.6 ms a row.
+        assert!((80..=96).contains(&settled(50.0, 0.6, 50.0)));
+        // A fast one.
+        assert!((430..=470).contains(&settled(2.0, 0.04, 2.0)));
+        // One so slow that a row is longer than the step may be.
+        assert_eq!(settled(0.0, 50.0, 40.0), 8);
+        // A disturbance costs one short step.
+        let mut chunk = Chunk { rows: 64.0 };
+        chunk.learn(Duration::from_millis(500), Duration::from_millis(5));
+        assert_eq!(chunk.rows(), 32);
+        chunk.learn(Duration::from_millis(10), Duration::from_millis(5));
+        assert_eq!(chunk.rows(), 64);
     }
 }

@@ -35,24 +35,31 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// A client has something to do now. Who is new, or comes back, starts near the others.
+    /// A client has something to do now. Who is new, or comes back, starts near those who are active. Where no one else was,
+    /// no one owes anyone anything: it starts where the one that was given most is.
     pub fn seen(&mut self, client: &str, now: Instant) {
-        let active = |a: &&Account| now.duration_since(a.seen) < PAUSE;
         let others = self.clients.iter().filter(|(c, _)| *c != client).map(|(_, a)| a);
-        let least = others.clone().filter(active).map(|a| a.tokens).fold(f64::INFINITY, f64::min);
-        let least_prompt = others.filter(active).map(|a| a.prompt_tokens).fold(f64::INFINITY, f64::min);
-        let floor = |least: f64, credit: f64| if least.is_finite() { least - credit } else { 0.0 };
+        let active = others.clone().filter(|a| now.duration_since(a.seen) < PAUSE);
+        let (mut level, mut prompt_level) = (f64::INFINITY, f64::INFINITY);
+        for a in active {
+            level = level.min(a.tokens);
+            prompt_level = prompt_level.min(a.prompt_tokens);
+        }
+        if level.is_infinite() {
+            level = others.clone().map(|a| a.tokens).fold(0.0, f64::max);
+            prompt_level = others.map(|a| a.prompt_tokens).fold(0.0, f64::max);
+        }
         match self.clients.get_mut(client) {
             Some(a) => {
                 let credit = if now.duration_since(a.seen) < PAUSE { CREDIT } else { 0.0 };
-                a.tokens = a.tokens.max(floor(least, credit));
-                a.prompt_tokens = a.prompt_tokens.max(floor(least_prompt, CREDIT / PREFILL_SHARE));
+                a.tokens = a.tokens.max(level - credit);
+                a.prompt_tokens = a.prompt_tokens.max(prompt_level - credit / PREFILL_SHARE);
                 a.seen = now;
             }
             None => {
                 self.clients.retain(|_, a| now.duration_since(a.seen) < FORGET);
-                let (tokens, prompt_tokens) = (floor(least, 0.0), floor(least_prompt, 0.0));
-                self.clients.insert(client.to_owned(), Account { tokens, prompt_tokens, seen: now });
+                let account = Account { tokens: level, prompt_tokens: prompt_level, seen: now };
+                self.clients.insert(client.to_owned(), account);
             }
         }
     }
@@ -69,11 +76,13 @@ impl Accounts {
         self.clients.get(client).map_or(0.0, |a| a.tokens)
     }
 
-    /// What a client was given in all, in steps of some hundreds of tokens: within a step others things decide.
-    pub fn level(&self, client: &str) -> u64 {
+    /// What a client was given in all, above the one that is active and was given least, in steps of some hundreds of tokens:
+    /// within a step other things decide.
+    pub fn level(&self, client: &str, now: Instant) -> u64 {
         const STEP: f64 = 256.0;
         let given = |a: &Account| a.tokens + a.prompt_tokens * PREFILL_SHARE;
-        let least = self.clients.values().map(given).fold(f64::INFINITY, f64::min);
+        let active = self.clients.values().filter(|a| now.duration_since(a.seen) < PAUSE);
+        let least = active.map(given).fold(f64::INFINITY, f64::min);
         self.clients.get(client).map_or(0, |a| ((given(a) - least) / STEP) as u64)
     }
 
@@ -151,6 +160,22 @@ mod tests {
         // A long absence gives no credit.
         let [a, b] = serve(1000, 8, |c, step| if c == 0 { 8 } else { usize::from(step >= 900) });
         assert!(a > 7000 && (90..=110).contains(&b), "{a} {b}");
+    }
+
+    #[test]
+    fn what_was_given_while_no_one_else_asked_is_no_debt() {
+        let (mut accounts, start) = (Accounts::default(), Instant::now());
+        let at = |s: u64| start + Duration::from_secs(s);
+        accounts.seen("human", at(0));
+        accounts.charge("human", 2000, 9000);
+        accounts.seen("bulk", at(10));
+        accounts.seen("human", at(11));
+        assert_eq!((accounts.level("human", at(11)), accounts.level("bulk", at(11))), (0, 0));
+        // What is given while both ask counts.
+        accounts.charge("bulk", 0, 16_000);
+        accounts.seen("bulk", at(12));
+        accounts.seen("human", at(12));
+        assert!(accounts.level("bulk", at(12)) >= 2 && accounts.level("human", at(12)) == 0);
     }
 
     #[test]

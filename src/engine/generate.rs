@@ -62,6 +62,14 @@ impl Engine {
         }
     }
 
+    /// Ends a sequence whose reader has all it wanted. `None` if it has ended already.
+    pub fn stop(&mut self, seq: SeqId) -> Option<Event> {
+        let s = self.seqs.iter_mut().find(|s| s.id == seq && s.done.is_none())?;
+        let mut events = Vec::new();
+        s.end(Done::Stopped, &mut events);
+        events.pop()
+    }
+
     /// Times and counts of a sequence that is open.
     pub fn stats(&self, seq: SeqId) -> Option<Stats> {
         self.seqs.iter().find(|s| s.id == seq).map(|s| s.stats)
@@ -106,7 +114,7 @@ impl Engine {
             return events;
         }
         let took = started.elapsed();
-        self.learn(batch.iter().map(|&(_, n)| n).sum(), took);
+        self.learn(&batch, took);
         self.take_results(&batch, took, &mut events);
         for &(i, _) in &batch {
             let s = &mut self.seqs[i];

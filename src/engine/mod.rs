@@ -70,8 +70,8 @@ pub struct Engine {
     steps: u64,
     /// Requests may come at any moment: long prompts are read in short chunks.
     shared: bool,
-    /// Running mean of what a row of a large step takes.
-    row_us: f64,
+    /// Running mean of what a step takes that reads no prompt, in microseconds.
+    small_step_us: f64,
 }
 
 /// The widest stride of a model's masks: how many pages a block table grows by.
@@ -107,7 +107,7 @@ impl Engine {
             cache_counters: CacheCounters::default(),
             steps: 0,
             shared: false,
-            row_us: 0.0,
+            small_step_us: 0.0,
         }
     }
 

@@ -89,6 +89,8 @@ pub enum Done {
     Complete,
     /// The deadline has passed.
     Deadline,
+    /// The reader has what it wanted: a text of its own ended the answer.
+    Stopped,
 }
 
 /// What happened in a step.

@@ -1,6 +1,7 @@
 //! One sequence in the engine.
 
 use super::cached::tag;
+use super::choose::Chunk;
 use super::request::{Class, Done, Event, Goal, Request, SeqId, Stats};
 use crate::backend::MlaOrder;
 use crate::kv::{BlockTable, PagePool};
@@ -37,6 +38,8 @@ pub(super) struct Sequence {
     pub done: Option<Done>,
     /// The step that last advanced it.
     pub served: u64,
+    /// How it is read where others may come.
+    pub chunk: Chunk,
     /// When rows of it were last in a step; at first, when it was opened.
     pub advanced: Instant,
     opened: Instant,
@@ -66,6 +69,7 @@ impl Sequence {
             must_slide: false,
             done: None,
             served: 0,
+            chunk: Chunk::default(),
             advanced: Instant::now(),
             opened: Instant::now(),
             stats: Stats::default(),

@@ -3,8 +3,8 @@
 use crate::engine::Done;
 use crate::sample::Sampled;
 use crate::text::{
-    Detokenizer, Reasoning, Split, StopStrings, TokenKind, Tokenizer, ToolCall, ToolFormat, ToolOutput,
-    ToolParser,
+    Detokenizer, Reasoning, Split, StopStrings, TokenKind, Tokenizer, ToolFormat, ToolOutput, ToolParser,
+    ToolPiece,
 };
 use crate::units::Result;
 use serde_json::{Value, json};
@@ -41,8 +41,8 @@ pub struct Delta {
     pub content: String,
     /// Text of the thought before it.
     pub reasoning: String,
-    /// Calls that became whole.
-    pub calls: Vec<ToolCall>,
+    /// Calls, or more of them.
+    pub calls: Vec<ToolPiece>,
     /// The tokens since the last piece that carried any.
     pub tokens: Vec<Sampled>,
 }
@@ -66,6 +66,8 @@ pub struct Reading {
     pub thinks_after: Option<String>,
     /// The form of calls, if there may be any.
     pub tools: Option<ToolFormat>,
+    /// Calls come as they are written, not when they are whole.
+    pub pieces: bool,
     /// Text that the prompt ends with and that is part of the first call.
     pub opening: String,
     /// Tokens are wanted with their log-probabilities.
@@ -95,7 +97,7 @@ const THINK_MARKS: &[&str] = &["<think>", "</think>"];
 impl Answer {
     /// An answer that is yet to begin.
     pub fn new(r: &Reading) -> Result<Answer> {
-        let mut tools = r.tools.map(ToolParser::new);
+        let mut tools = r.tools.map(if r.pieces { ToolParser::pieces } else { ToolParser::new });
         if let Some(tools) = &mut tools {
             tools.push(&r.opening, &mut ToolOutput::default());
         }
@@ -187,7 +189,7 @@ impl Answer {
         match why {
             _ if self.called => Finish::ToolCalls,
             _ if self.stopped => Finish::Stop,
-            Done::End(_) | Done::Complete => Finish::Stop,
+            Done::End(_) | Done::Complete | Done::Stopped => Finish::Stop,
             Done::Length | Done::Context => Finish::Length,
             Done::Deadline => Finish::Deadline,
         }

@@ -10,7 +10,7 @@ use super::models::Lease;
 use super::options::{IGNORED, Options, TOP_LOGPROBS_MAX};
 use super::{Context, Server};
 use crate::sample::Form;
-use crate::text::ToolFormat;
+use crate::text::{ToolFormat, ToolPiece};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
@@ -24,6 +24,8 @@ pub struct Request {
     tools: Vec<Tool>,
     choice: Choice,
     extra: Map<String, Value>,
+    /// Calls may come in pieces.
+    pieces: bool,
     /// The model asked for.
     pub model: Option<String>,
 }
@@ -58,10 +60,11 @@ impl Request {
         }
         let messages = messages::messages(&f, false)?;
         f.done(IGNORED)?;
-        Request { options, messages, tools, choice, extra, model }.checked()
+        let pieces = options.stream;
+        Request { options, messages, tools, choice, extra, pieces, model }.checked()
     }
 
-    /// A request that another form was read into.
+    /// A request that another form was read into. Calls come whole.
     pub fn of(
         options: Options,
         messages: Vec<Value>,
@@ -70,7 +73,7 @@ impl Request {
         model: Option<String>,
     ) -> Answered<Request> {
         let choice = if tools.is_empty() { Choice::None } else { Choice::Auto };
-        Request { options, messages, tools, choice, extra, model }.checked()
+        Request { options, messages, tools, choice, extra, pieces: false, model }.checked()
     }
 
     fn checked(self) -> Answered<Request> {
@@ -94,6 +97,7 @@ impl Request {
             stops: std::mem::take(&mut self.options.stops),
             thinks_after: Some(text.clone()),
             tools: (!tools.is_empty()).then(|| lease.tool_format.unwrap_or(ToolFormat::Hermes)),
+            pieces: self.pieces,
             logprobs: self.options.params.logprobs.is_some(),
             ..Reading::default()
         };
@@ -125,7 +129,7 @@ pub async fn complete(server: Arc<Server>, context: Context, body: Value) -> Ans
     let head = Head::new("chatcmpl", &lease.name);
     let running = super::blocking(move || request.start(lease, &context)).await?;
     if stream {
-        let chunks = Chunks { head, n, include_usage, logprobs, calls: vec![0; n] };
+        let chunks = Chunks { head, n, include_usage, logprobs };
         return Ok(streamed("text/event-stream", Pieces::new(running, chunks)));
     }
     let (answers, running) = running.collect().await?;
@@ -133,8 +137,7 @@ pub async fn complete(server: Arc<Server>, context: Context, body: Value) -> Ans
         answers.iter().enumerate().map(|(i, (d, f))| choice(&running, i, d, *f, logprobs)).collect();
     let mut object = head.object("chat.completion");
     object["choices"] = choices.into();
-    object["usage"] = usage(&running.usage);
-    object["timings"] = timings(&running.usage);
+    count(&mut object, &running.usage);
     Ok(json_response(StatusCode::OK, &object))
 }
 
@@ -165,29 +168,29 @@ impl Head {
     }
 }
 
-/// OpenAI's counts.
-pub fn usage(u: &Usage) -> Value {
-    json!({
+/// Adds OpenAI's counts to a response, and times for clients that show speed.
+pub fn count(object: &mut Value, u: &Usage) {
+    let (s, ms) = (&u.stats, |d: std::time::Duration| d.as_secs_f64() * 1e3);
+    object["usage"] = json!({
         "prompt_tokens": u.prompt,
         "completion_tokens": u.generated,
         "total_tokens": u.prompt + u.generated,
         "prompt_tokens_details": { "cached_tokens": u.cached },
-    })
-}
-
-/// Times, for clients that show speed.
-pub fn timings(u: &Usage) -> Value {
-    let (s, ms) = (&u.stats, |d: std::time::Duration| d.as_secs_f64() * 1e3);
-    json!({
+    });
+    object["timings"] = json!({
         "ttft_ms": ms(s.ttft), "prompt_ms": ms(s.prefill), "predicted_ms": ms(s.decode),
         "prompt_per_second": s.pp(), "predicted_per_second": s.tg(),
-    })
+    });
 }
 
-fn call(index: usize, c: &crate::text::ToolCall) -> Value {
-    let function = json!({ "name": c.name, "arguments": c.arguments });
+/// A call, or more of one that has begun.
+fn call(piece: &ToolPiece) -> Value {
+    let Some(name) = &piece.name else {
+        return json!({ "index": piece.call, "function": { "arguments": piece.arguments } });
+    };
+    let function = json!({ "name": name, "arguments": piece.arguments });
     let id = format!("call_{:016x}", super::options::any_seed());
-    json!({ "index": index, "id": id, "type": "function", "function": function })
+    json!({ "index": piece.call, "id": id, "type": "function", "function": function })
 }
 
 fn choice(running: &Running, index: usize, d: &Delta, finish: Finish, logprobs: bool) -> Value {
@@ -197,7 +200,7 @@ fn choice(running: &Running, index: usize, d: &Delta, finish: Finish, logprobs: 
         message["reasoning_content"] = json!(d.reasoning);
     }
     if !d.calls.is_empty() {
-        message["tool_calls"] = d.calls.iter().enumerate().map(|(i, c)| call(i, c)).collect();
+        message["tool_calls"] = d.calls.iter().map(call).collect();
     }
     let tokenizer = &running.live().tokenizer;
     let shown = logprobs.then(
@@ -212,13 +215,21 @@ struct Chunks {
     n: usize,
     include_usage: bool,
     logprobs: bool,
-    /// Calls of each answer so far.
-    calls: Vec<usize>,
 }
 
 /// One server-sent event.
 pub fn event(object: &Value) -> String {
     format!("data: {object}\n\n")
+}
+
+/// The end of a stream: the counts in `object`, whose choices are none, where they were asked for; and OpenAI's mark.
+pub fn last_events(mut object: Value, counts: Option<&Usage>) -> String {
+    let mut text = String::new();
+    if let Some(u) = counts {
+        count(&mut object, u);
+        text += &event(&object);
+    }
+    text + "data: [DONE]\n\n"
 }
 
 impl Chunks {
@@ -255,11 +266,7 @@ impl Render for Chunks {
                 delta.insert("content".into(), json!(d.content));
             }
             if !d.calls.is_empty() {
-                let before = self.calls[index];
-                self.calls[index] += d.calls.len();
-                let calls: Vec<Value> =
-                    d.calls.iter().enumerate().map(|(i, c)| call(before + i, c)).collect();
-                delta.insert("tool_calls".into(), calls.into());
+                delta.insert("tool_calls".into(), d.calls.iter().map(call).collect());
             }
             let shown = self.logprobs.then(
                 || json!({ "content": d.tokens.iter().map(|s| chat_logprob(tokenizer, s)).collect::<Vec<_>>() }),
@@ -277,14 +284,7 @@ impl Render for Chunks {
     }
 
     fn end(&mut self, running: &Running) -> String {
-        let mut text = String::new();
-        if self.include_usage {
-            let mut object = self.chunk(json!([]));
-            object["usage"] = usage(&running.usage);
-            object["timings"] = timings(&running.usage);
-            text += &event(&object);
-        }
-        text + "data: [DONE]\n\n"
+        last_events(self.chunk(json!([])), self.include_usage.then_some(&running.usage))
     }
 
     fn failed(&mut self, fail: &Fail) -> String {

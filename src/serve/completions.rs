@@ -2,7 +2,7 @@
 
 use super::answer::{Delta, Finish, Reading, completion_logprobs};
 use super::body::{json as json_response, streamed};
-use super::chat::{Head, event, timings, usage};
+use super::chat::{Head, count, event, last_events};
 use super::fail::Fail;
 use super::fields::{Answered, Fields, found};
 use super::generate::{Pieces, Render, Running};
@@ -113,8 +113,7 @@ pub async fn complete(server: Arc<Server>, context: Context, body: Value) -> Ans
     };
     let mut object = head.object("text_completion");
     object["choices"] = answers.iter().enumerate().map(choice).collect();
-    object["usage"] = usage(&running.usage);
-    object["timings"] = timings(&running.usage);
+    count(&mut object, &running.usage);
     Ok(json_response(StatusCode::OK, &object))
 }
 
@@ -129,13 +128,13 @@ struct Chunks {
 }
 
 impl Chunks {
-    fn chunk(&self, choices: Value) -> String {
+    fn chunk(&self, choices: Value) -> Value {
         let mut object = self.head.object("text_completion");
         object["choices"] = choices;
         if self.include_usage {
             object["usage"] = Value::Null;
         }
-        event(&object)
+        object
     }
 }
 
@@ -145,7 +144,7 @@ impl Render for Chunks {
         for (i, text) in self.echoed.iter().enumerate().filter(|(_, t)| !t.is_empty()) {
             self.lengths[i] = text.chars().count();
             let choice = json!([{ "index": i, "text": text, "logprobs": null, "finish_reason": null }]);
-            out += &self.chunk(choice);
+            out += &event(&self.chunk(choice));
         }
         out
     }
@@ -155,19 +154,12 @@ impl Render for Chunks {
             .then(|| completion_logprobs(&running.live().tokenizer, &d.tokens, self.lengths[i]));
         self.lengths[i] += d.content.chars().count();
         let word = finish.map(Finish::word);
-        self.chunk(json!([{ "index": i, "text": d.content, "logprobs": shown, "finish_reason": word }]))
+        let choice = json!([{ "index": i, "text": d.content, "logprobs": shown, "finish_reason": word }]);
+        event(&self.chunk(choice))
     }
 
     fn end(&mut self, running: &Running) -> String {
-        let mut text = String::new();
-        if self.include_usage {
-            let mut object = self.head.object("text_completion");
-            object["choices"] = json!([]);
-            object["usage"] = usage(&running.usage);
-            object["timings"] = timings(&running.usage);
-            text += &event(&object);
-        }
-        text + "data: [DONE]\n\n"
+        last_events(self.chunk(json!([])), self.include_usage.then_some(&running.usage))
     }
 
     fn failed(&mut self, fail: &Fail) -> String {

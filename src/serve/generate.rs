@@ -201,7 +201,11 @@ impl Part {
         let mut delta = Delta::default();
         self.answers[choice].push(&live.tokenizer, sampled, &mut delta);
         if self.answers[choice].stopped {
-            return Some(self.end(choice, Done::Length, delta));
+            // The engine would go on; it is told to end, so that the answer's counts come and its session is kept.
+            if let Some(stream) = &self.stream {
+                stream.stop(choice);
+            }
+            return Some(self.end(choice, Done::Stopped, delta));
         }
         // Tokens without text wait for it: a piece is whole characters.
         let silent = delta.content.is_empty() && delta.reasoning.is_empty() && delta.calls.is_empty();
@@ -219,10 +223,6 @@ impl Part {
     fn end(&mut self, choice: usize, why: Done, mut delta: Delta) -> Step {
         let finish = self.answers[choice].finish(why, &mut delta);
         self.finished[choice] = true;
-        // A stop string ends an answer that the engine would go on with.
-        if self.answers[choice].stopped && self.finished.iter().all(|f| *f) {
-            self.stream = None;
-        }
         Step::Delta(self.first + choice, delta, Some(finish))
     }
 }

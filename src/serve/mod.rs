@@ -30,7 +30,7 @@ mod small;
 mod supervise;
 
 pub use metrics::REFERENCE as METRICS;
-pub use models::{Known, Loaded, Loader};
+pub use models::{Kind, Known, Loaded, Loader};
 pub use probe::Probe;
 pub use supervise::run;
 
@@ -110,6 +110,8 @@ pub struct Server {
     models: Arc<Models>,
     metrics: metrics::Metrics,
     started: Instant,
+    /// The first model is not there yet: not ready.
+    starting: AtomicBool,
     /// Told to end: not ready any more.
     stopping: AtomicBool,
 }

@@ -23,6 +23,8 @@ pub struct Known {
     pub file_bytes: u64,
     /// When its file was changed, seconds since 1970.
     pub changed_unix_s: u64,
+    /// 64 hexadecimal digits that differ between versions of the file.
+    pub digest: String,
 }
 
 /// A model in memory.
@@ -33,12 +35,25 @@ pub struct Loaded {
     pub tokenizer: Arc<Tokenizer>,
     /// Its chat template, if it has one.
     pub template: Option<ChatTemplate>,
-    /// Architecture and size in words, for listings.
-    pub kind: String,
+    /// What it is, for listings.
+    pub kind: Kind,
     /// Bytes that it was planned to take.
     pub planned_bytes: u64,
     /// Its sessions have a folder.
     pub keeps_sessions: bool,
+}
+
+/// What a model is, in words.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kind {
+    /// `llama`, `deepseek2`.
+    pub architecture: String,
+    /// `gguf` or `safetensors`.
+    pub format: &'static str,
+    /// Elements of all tensors.
+    pub parameters: u64,
+    /// The codec of most of them: `Q4_1`.
+    pub codec: String,
 }
 
 /// What finds and loads models; the program's wiring implements it.
@@ -63,8 +78,8 @@ pub struct Live {
     pub tool_format: Option<ToolFormat>,
     /// Compiles grammars for its vocabulary.
     pub grammars: Grammars,
-    /// Architecture and size in words.
-    pub kind: String,
+    /// What it is.
+    pub kind: Kind,
     /// Bytes that it was planned to take.
     pub planned_bytes: u64,
     /// Its sessions have a folder.
@@ -171,6 +186,24 @@ impl Models {
             let message = format!("model: not loaded within {} s", within.as_secs());
             Err(Fail::new(StatusCode::SERVICE_UNAVAILABLE, message).code("model_loading"))
         })
+    }
+
+    /// Loads the default model; its error stays what it is, for the program's exit code.
+    pub async fn preload(self: &Arc<Self>) -> Result<()> {
+        let known = self.known()?;
+        let none = || Error::bad("settings", "model", "a model to serve", "none");
+        let name = known.first().map(|k| k.name.clone()).ok_or_else(none)?;
+        let changing = self.changing.clone().lock_owned().await;
+        if self.peek().is_some_and(|l| l.name == name) {
+            return Ok(());
+        }
+        let models = self.clone();
+        let loaded = tokio::task::spawn_blocking(move || {
+            let loaded = models.load(&name);
+            drop(changing);
+            loaded
+        });
+        loaded.await.unwrap_or_else(|_| Err(Error::Stopped("loading panicked".into())))
     }
 
     async fn switch(self: &Arc<Self>, named: Option<&str>) -> Answered<Lease> {

@@ -1,19 +1,20 @@
 //! Ollama's endpoints, for clients that speak only those: `/api/chat`, `/api/generate`, `/api/tags` and what they look up
 //! before. The same requests as OpenAI's in other words; answers are lines of JSON.
 
-use super::answer::{Delta, Finish, Reading};
+use super::answer::{Delta, Finish, Reading, chat_logprob};
 use super::body::{json as json_response, streamed};
 use super::chat::Request;
 use super::fail::Fail;
 use super::fields::{Answered, Fields, found};
 use super::generate::{Pieces, Render, Running};
 use super::messages;
-use super::models::{Known, Lease};
-use super::options::Options;
+use super::models::{Kind, Known, Lease};
+use super::options::{Options, TOP_LOGPROBS_MAX};
 use super::{Context, Server};
 use crate::engine::Class;
 use crate::limits::STOPS_MAX;
 use crate::sample::Form;
+use crate::text::ToolPiece;
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
@@ -67,10 +68,9 @@ fn options(f: &Fields, server: &Server) -> Answered<Options> {
     // It streams unless told not to.
     options.stream = f.flag("stream")?.unwrap_or(true);
     options.class = Class::Interactive;
-    let logprobs = f.flag("logprobs")?.unwrap_or(false);
-    if logprobs {
-        return Err(Fail::field("logprobs", "false here; /v1/chat/completions has them", "true"));
-    }
+    let wanted = f.flag("logprobs")?.unwrap_or(false);
+    let top = f.count("top_logprobs", 0, TOP_LOGPROBS_MAX)?.unwrap_or(0);
+    options.params.logprobs = wanted.then_some(top as usize);
     f.get("keep_alive");
     o.done(LOAD_OPTIONS)?;
     Ok(options)
@@ -97,7 +97,7 @@ pub async fn chat(server: Arc<Server>, context: Context, body: Value) -> Answere
     let tools = messages::tools(&f)?;
     let extra = extra(&f)?;
     let list = if empty { Vec::new() } else { messages::messages(&f, true)? };
-    f.done(&["top_logprobs", "truncate", "shift", "debug_render_only"])?;
+    f.done(&["truncate", "shift", "debug_render_only"])?;
     let lease = server.model(Some(&model)).await?;
     let name = lease.name.clone();
     if empty {
@@ -126,16 +126,7 @@ pub async fn generate(server: Arc<Server>, context: Context, body: Value) -> Ans
     if let Some(images) = f.array("images")?.filter(|i| !i.is_empty()) {
         return Err(Fail::field("images", "none: the model reads text", images.len()));
     }
-    f.done(&[
-        "context",
-        "top_logprobs",
-        "truncate",
-        "shift",
-        "debug_render_only",
-        "width",
-        "height",
-        "steps",
-    ])?;
+    f.done(&["context", "truncate", "shift", "debug_render_only", "width", "height", "steps"])?;
     let lease = server.model(Some(&model)).await?;
     let name = lease.name.clone();
     if prompt.is_empty() {
@@ -146,7 +137,8 @@ pub async fn generate(server: Arc<Server>, context: Context, body: Value) -> Ans
         if raw {
             let ids = lease.tokenizer.encode(&prompt, true, true)?;
             let stops = std::mem::take(&mut options.stops);
-            let reading = Reading { stops, continues: true, ..Reading::default() };
+            let logprobs = options.params.logprobs.is_some();
+            let reading = Reading { stops, logprobs, continues: true, ..Reading::default() };
             return Running::start(lease, vec![ids], &options, &reading, &context.client, context.deadline);
         }
         let said = |role: &str, content: &str| json!({ "role": role, "content": content });
@@ -166,7 +158,7 @@ async fn answer(running: Running, mut lines: Lines, stream: bool) -> Answered<Re
     }
     let (mut answers, running) = running.collect().await?;
     let (delta, finish) = answers.remove(0);
-    let mut object = lines.object(&delta);
+    let mut object = lines.object(&delta, &running);
     lines.close(&mut object, &running, finish);
     Ok(json_response(StatusCode::OK, &object))
 }
@@ -174,7 +166,7 @@ async fn answer(running: Running, mut lines: Lines, stream: bool) -> Answered<Re
 /// An empty request asks for the model alone.
 fn loaded(name: &str, chat: bool) -> Response<Body> {
     let mut lines = Lines { name: name.to_owned(), chat, began: std::time::Instant::now() };
-    let mut object = lines.object(&Delta::default());
+    let mut object = lines.said(&Delta::default());
     object["done"] = json!(true);
     object["done_reason"] = json!("load");
     json_response(StatusCode::OK, &object)
@@ -187,7 +179,17 @@ struct Lines {
 }
 
 impl Lines {
-    fn object(&mut self, d: &Delta) -> Value {
+    /// A line, with the log-probabilities of its tokens where they were asked for.
+    fn object(&mut self, d: &Delta, running: &Running) -> Value {
+        let mut object = self.said(d);
+        if !d.tokens.is_empty() {
+            let tokenizer = &running.live().tokenizer;
+            object["logprobs"] = d.tokens.iter().map(|s| chat_logprob(tokenizer, s)).collect();
+        }
+        object
+    }
+
+    fn said(&mut self, d: &Delta) -> Value {
         let mut object = json!({ "model": self.name, "created_at": now() });
         if !self.chat {
             object["response"] = json!(d.content);
@@ -200,11 +202,11 @@ impl Lines {
                 message["thinking"] = json!(d.reasoning);
             }
             if !d.calls.is_empty() {
-                let call = |c: &crate::text::ToolCall| {
+                let call = |c: crate::text::ToolCall| {
                     let arguments: Value = serde_json::from_str(&c.arguments).unwrap_or_default();
                     json!({ "function": { "name": c.name, "arguments": arguments } })
                 };
-                message["tool_calls"] = d.calls.iter().map(call).collect();
+                message["tool_calls"] = ToolPiece::gather(&d.calls).into_iter().map(call).collect();
             }
             object["message"] = message;
         }
@@ -236,10 +238,10 @@ impl Render for Lines {
     fn piece(&mut self, running: &Running, _: usize, d: &Delta, finish: Option<Finish>) -> String {
         let mut text = String::new();
         if !d.is_empty() {
-            text += &format!("{}\n", self.object(d));
+            text += &format!("{}\n", self.object(d, running));
         }
         if let Some(finish) = finish {
-            let mut object = self.object(&Delta::default());
+            let mut object = self.said(&Delta::default());
             self.close(&mut object, running, finish);
             text += &format!("{object}\n");
         }
@@ -255,25 +257,32 @@ impl Render for Lines {
     }
 }
 
-fn details(live: Option<&str>) -> Value {
-    let family = live.unwrap_or_default();
+/// What is known of a model once it was loaded.
+fn details(kind: Option<&Kind>) -> Value {
+    let none = Kind::default();
+    let k = kind.unwrap_or(&none);
+    let size = match k.parameters {
+        0 => String::new(),
+        n if n < 1_000_000_000 => format!("{:.1}M", n as f64 / 1e6),
+        n => format!("{:.1}B", n as f64 / 1e9),
+    };
     json!({
-        "parent_model": "", "format": "gguf", "family": family, "families": [family],
-        "parameter_size": "", "quantization_level": "",
+        "parent_model": "", "format": k.format, "family": k.architecture, "families": [k.architecture],
+        "parameter_size": size, "quantization_level": k.codec,
     })
 }
 
-fn listed(k: &Known, kind: Option<&str>) -> Value {
+fn listed(k: &Known, kind: Option<&Kind>) -> Value {
     json!({
         "name": k.name, "model": k.name, "modified_at": rfc3339(k.changed_unix_s), "size": k.file_bytes,
-        "digest": "", "details": details(kind),
+        "digest": k.digest, "details": details(kind),
     })
 }
 
 /// `/api/tags`
 pub fn tags(server: &Server) -> Answered<Response<Body>> {
     let live = server.models.peek();
-    let kind = |k: &Known| live.as_ref().filter(|l| l.name == k.name).map(|l| l.kind.as_str());
+    let kind = |k: &Known| live.as_ref().filter(|l| l.name == k.name).map(|l| &l.kind);
     let models: Vec<Value> = server.models.known()?.iter().map(|k| listed(k, kind(k))).collect();
     Ok(json_response(StatusCode::OK, &json!({ "models": models })))
 }
@@ -312,7 +321,10 @@ pub async fn show(server: Arc<Server>, body: Value) -> Answered<Response<Body>> 
     let context = live.handle.context_tokens();
     let object = json!({
         "modelfile": "", "parameters": "", "template": template, "details": details(Some(&live.kind)),
-        "model_info": { "general.architecture": live.kind, "context_length": context },
+        "model_info": {
+            "general.architecture": live.kind.architecture, "general.parameter_count": live.kind.parameters,
+            "context_length": context,
+        },
         "capabilities": capabilities,
     });
     Ok(json_response(StatusCode::OK, &object))

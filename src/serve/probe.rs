@@ -18,7 +18,7 @@ struct NoModel;
 
 impl Loader for NoModel {
     fn known(&self) -> Result<Vec<Known>> {
-        Ok(vec![Known { name: "m".into(), file_bytes: 1, changed_unix_s: 0 }])
+        Ok(vec![Known { name: "m".into(), file_bytes: 1, changed_unix_s: 0, digest: String::new() }])
     }
 
     fn load(&self, name: &str, _: Box<dyn FnOnce(&str) + Send>) -> Result<Loaded> {
@@ -49,6 +49,7 @@ impl Probe {
             models: Arc::new(Models::new(Box::new(NoModel), Arc::new(|_| {}))),
             metrics: Default::default(),
             started: Instant::now(),
+            starting: false.into(),
             stopping: false.into(),
             settings: Arc::new(Settings::default()).into(),
         };

@@ -141,7 +141,7 @@ fn unknown(method: &str, path: &str) -> Fail {
 fn ready(server: &Server) -> Response<Body> {
     let (status, word) = if server.stopping.load(Ordering::Relaxed) {
         (StatusCode::SERVICE_UNAVAILABLE, "stopping")
-    } else if server.models.is_loading() {
+    } else if server.models.is_loading() || server.starting.load(Ordering::Relaxed) {
         (StatusCode::SERVICE_UNAVAILABLE, "loading")
     } else {
         (StatusCode::OK, "ok")

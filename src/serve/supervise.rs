@@ -82,6 +82,7 @@ async fn serve(
         models: Arc::new(Models::new(loader, fatal)),
         metrics: Default::default(),
         started: Instant::now(),
+        starting: settings.preload.into(),
         stopping: false.into(),
         settings: Arc::new(settings).into(),
     });
@@ -123,11 +124,8 @@ async fn live(
     reload: Box<dyn Fn() -> Result<Settings> + Send>,
 ) -> Result<()> {
     if server.settings().preload {
-        server
-            .models
-            .get(None, Duration::MAX)
-            .await
-            .map_err(|fail| Error::bad("model", "load", "a model that can be served", fail.message))?;
+        server.models.preload().await?;
+        server.starting.store(false, Ordering::Relaxed);
     }
     notify(&[NotifyState::Ready]);
     observe::note("ready");
@@ -143,7 +141,13 @@ async fn live(
                     server.models.unload_idle(idle).await;
                 }
             }
-            _ = hangup.recv() => take_settings(server, &reload),
+            _ = hangup.recv() => {
+                // Of two moments the service manager takes this for the beginning of the reload (sd_notify(3)).
+                let now = NotifyState::monotonic_usec_now().ok();
+                notify(&[NotifyState::Reloading].into_iter().chain(now).collect::<Vec<_>>());
+                take_settings(server, &reload);
+                notify(&[NotifyState::Ready]);
+            }
             Some(why) = broke.recv() => return Err(Error::Stopped(why)),
         }
     }

@@ -40,4 +40,4 @@ pub use stop::{StopHit, StopStrings};
 pub use stream::Detokenizer;
 pub use template::{Chat, ChatTemplate};
 pub use tokenizer::{SpecialIds, Tokenizer};
-pub use tools::{ToolCall, ToolFormat, ToolOutput, ToolParser};
+pub use tools::{ToolCall, ToolFormat, ToolOutput, ToolParser, ToolPiece};

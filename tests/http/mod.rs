@@ -2,6 +2,7 @@
 //! never notice. The client here is a few lines over a Unix stream, so that every byte is the test's own.
 
 mod bad;
+mod kept;
 
 use crate::support::data;
 use serde_json::{Value, json};
@@ -22,24 +23,39 @@ impl Daemon {
     pub fn start(settings: &str) -> Daemon {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("c.toml"), settings).unwrap();
+        let child = Daemon::spawn(&dir);
+        Daemon { child, dir }.ready()
+    }
+
+    /// Killed without a word, and started again in the same folder.
+    pub fn killed(mut self) -> Daemon {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = Daemon::spawn(&self.dir);
+        self.ready()
+    }
+
+    fn spawn(dir: &tempfile::TempDir) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tegud"));
         for name in ["TEGU_MODEL", "TEGU_LOG", "TEGU_SOCKET", "HOME", "LISTEN_FDS", "NOTIFY_SOCKET"] {
             command.env_remove(name);
         }
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
-        let child = command
+        command
             .args(["--config", "c.toml", "--socket", "s", "-t", "2", "-m"])
             .arg(data().join("tinymoe-demo.gguf"))
             .current_dir(dir.path())
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()
-            .expect("the daemon starts");
-        let mut daemon = Daemon { child, dir };
-        daemon.wait_until("it is ready", |d| {
+            .expect("the daemon starts")
+    }
+
+    fn ready(mut self) -> Daemon {
+        self.wait_until("it is ready", |d| {
             d.socket().exists() && d.get("/health/ready").is_some_and(|(status, _)| status == 200)
         });
-        daemon
+        self
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -225,6 +241,9 @@ fn answers_differ_by_seed_and_end_at_stops() {
     let v = d.good("/v1/chat/completions", chat(json!({"stop": ["vity"]})));
     assert_eq!(v["choices"][0]["message"]["content"], "Gra");
     assert_eq!(v["choices"][0]["finish_reason"], "stop");
+    // Ended by the server's own doing, it is counted like any other: the prompt was cached by the answers before.
+    assert!(v["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 0, "{v}");
+    assert!(v["timings"]["ttft_ms"].as_f64().unwrap() > 0.0, "{v}");
 }
 
 #[test]
@@ -256,8 +275,13 @@ fn forms_and_forced_calls_hold() {
         let (_, text) = d.send("POST", "/v1/chat/completions", chat(more).to_string().as_bytes());
         let call = if stream {
             let all = events(&text);
-            let found = all.iter().map(|e| &e["choices"][0]["delta"]["tool_calls"][0]["function"]);
-            found.into_iter().find(|f| f.is_object()).unwrap_or_else(|| panic!("{text}")).clone()
+            let found = all.iter().map(|e| &e["choices"][0]["delta"]["tool_calls"][0]);
+            let pieces: Vec<&Value> = found.filter(|c| c.is_object()).collect();
+            // The first piece names the call; the others are more of its arguments.
+            assert!(pieces.len() > 1 && pieces[0]["id"].is_string() && pieces[1]["id"].is_null(), "{text}");
+            let arguments: String =
+                pieces.iter().filter_map(|p| p["function"]["arguments"].as_str()).collect();
+            json!({"name": pieces[0]["function"]["name"], "arguments": arguments})
         } else {
             let v: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(v["choices"][0]["finish_reason"], "tool_calls", "{v}");
@@ -301,7 +325,11 @@ fn the_small_endpoints_answer() {
 fn ollamas_clients_are_understood() {
     let d = plain();
     let tags: Value = serde_json::from_str(&d.get("/api/tags").unwrap().1).unwrap();
-    assert_eq!(tags["models"][0]["name"], "tinymoe-demo");
+    let model = &tags["models"][0];
+    assert_eq!(model["name"], "tinymoe-demo");
+    assert_eq!(model["digest"].as_str().unwrap().len(), 64);
+    let size = model["details"]["parameter_size"].as_str().unwrap();
+    assert!(size.ends_with('M') && !model["details"]["quantization_level"].as_str().unwrap().is_empty());
     let options = json!({"num_predict": 8, "temperature": 0});
     let messages = json!([{"role": "user", "content": "What is gravity?"}]);
     let body = json!({"model": "tinymoe-demo:latest", "messages": messages, "options": options});
@@ -317,6 +345,12 @@ fn ollamas_clients_are_understood() {
     let body =
         json!({"model": "tinymoe-demo", "prompt": "What is gravity?", "stream": false, "options": options});
     assert_eq!(d.good("/api/generate", body)["response"], said);
+    let body = json!({"model": "tinymoe-demo", "messages": messages, "stream": false, "options": options,
+        "logprobs": true, "top_logprobs": 2});
+    let v = d.good("/api/chat", body);
+    let entries = v["logprobs"].as_array().unwrap();
+    assert!(entries.len() == 8 && entries[0]["top_logprobs"].as_array().unwrap().len() == 2, "{v}");
+    assert!(entries[0]["token"].as_str().unwrap().contains('G') && entries[0]["logprob"].is_number());
     let (status, v) = d.post("/api/chat", json!({"model": "none", "messages": messages}));
     assert!(status == 404 && v["error"].is_string(), "{v}");
 }

@@ -63,6 +63,8 @@ struct State {
     ended: Option<Option<Error>>,
     /// The reader is gone or wants no more.
     cancelled: bool,
+    /// Choices of which the reader wants no more.
+    stopped: Vec<usize>,
     waker: Option<Waker>,
 }
 
@@ -107,8 +109,10 @@ impl Channel {
         self.wake(state);
     }
 
-    pub fn cancelled(&self) -> bool {
-        self.lock().cancelled
+    /// Whether the reader wants no more at all, and of which choices it wants no more; those are told once.
+    pub fn given_up(&self) -> (bool, Vec<usize>) {
+        let mut state = self.lock();
+        (state.cancelled, std::mem::take(&mut state.stopped))
     }
 }
 
@@ -180,6 +184,12 @@ impl Stream {
         }
     }
 
+    /// Wants no more of one choice, whose end is told as of any: with its counts, and what it computed is kept.
+    pub fn stop(&self, choice: usize) {
+        self.channel.lock().stopped.push(choice);
+        (self.nudge)();
+    }
+
     /// Wants no more: the engine lets go of the request before its next step.
     pub fn cancel(&self) {
         self.channel.lock().cancelled = true;
@@ -247,7 +257,15 @@ mod tests {
         assert!(matches!(stream.next(), Some(Ok(Reply::Done { choice: 0, .. }))));
         assert!(stream.next_within(Duration::from_millis(1)).is_none());
         drop(stream);
-        assert!(channel.cancelled());
+        assert_eq!(channel.given_up(), (true, vec![]));
+    }
+
+    #[test]
+    fn a_choice_that_is_stopped_is_told_once() {
+        let (channel, stream) = pair();
+        stream.stop(2);
+        assert_eq!(channel.given_up(), (false, vec![2]));
+        assert_eq!(channel.given_up(), (false, vec![]));
     }
 
     #[test]
@@ -272,6 +290,6 @@ mod tests {
         channel.end(None);
         assert!(matches!(stream.poll_next(&mut cx), Poll::Ready(None)));
         drop(stream);
-        assert!(!channel.cancelled(), "what has ended needs no cancelling");
+        assert!(!channel.given_up().0, "what has ended needs no cancelling");
     }
 }

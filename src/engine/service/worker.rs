@@ -103,7 +103,7 @@ impl Worker {
             if self.take_commands(commands, idle).is_none() {
                 return;
             }
-            self.drop_cancelled();
+            self.let_go();
             self.watch_memory();
             let budget = *lock(&self.shared.budget);
             let started = Instant::now();
@@ -249,13 +249,27 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets go of what its reader gave up.
-    fn drop_cancelled(&mut self) {
-        let gone: Vec<RequestId> =
-            self.open.iter().filter(|(_, o)| o.channel.0.cancelled()).map(|(id, _)| *id).collect();
+    /// Lets go of what its reader gave up: whole requests, or choices of them.
+    fn let_go(&mut self) {
+        let (mut gone, mut stopped) = (Vec::new(), Vec::new());
+        for (&id, open) in &self.open {
+            let (cancelled, choices) = open.channel.0.given_up();
+            if cancelled {
+                gone.push(id);
+            } else {
+                stopped.extend(choices.into_iter().map(|c| (id, c)));
+            }
+        }
         for id in gone {
             self.metrics.cancelled += 1;
             self.finish(id, None);
+        }
+        for owner in stopped {
+            let seq = self.owners.iter().find(|(_, o)| **o == owner).map(|(seq, _)| *seq);
+            // One that has ended meanwhile has said so.
+            if let Some(ended) = seq.and_then(|seq| self.engine.stop(seq)) {
+                self.deliver(ended);
+            }
         }
     }
 
