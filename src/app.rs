@@ -12,6 +12,7 @@ use crate::backend::{Backend, KvType, MlaOrder};
 use crate::engine::{Engine, table_stride};
 use crate::kv;
 use crate::model::{self, Bound, Hyper, Mask};
+use crate::observe;
 use crate::text::Tokenizer;
 use crate::text::template::ChatTemplate;
 use crate::units::{Bytes, Error, Result};
@@ -282,11 +283,15 @@ fn cuda_options(o: &Options, pages: usize) -> CudaOptions {
     }
 }
 
-/// The GPU that the options ask for. `auto` falls back on the CPU, and says why where there is a driver but no use of it.
+/// The GPU that the options ask for. `auto` falls back on the CPU and says why: in a note where no driver is installed, in a
+/// warning where one is and cannot be used.
 fn gpu(o: &Options) -> Result<Option<Gpu>> {
     // Reading every page is what the CPU's sparse reading is tested against; no GPU kernel does it.
-    if o.backend == Choice::Cpu || o.backend == Choice::Auto && (o.dense_masks || !cuda::driver::is_present())
-    {
+    if o.backend == Choice::Cpu || o.backend == Choice::Auto && o.dense_masks {
+        return Ok(None);
+    }
+    if o.backend == Choice::Auto && cuda::driver::absent().is_some() {
+        observe::note(format_args!("no NVIDIA driver (libcuda.so.1): running on the CPU"));
         return Ok(None);
     }
     match Gpu::open(o.wait) {
@@ -348,7 +353,10 @@ impl Prepared {
 
     /// Loads the weights. `progress` gets the file bytes read so far.
     pub fn load(self, progress: &dyn Fn(u64)) -> Result<App> {
-        self.plan.check()?;
+        // A GPU's memory is checked by its backend, which says what others hold of it.
+        if self.gpu.is_none() {
+            self.plan.check()?;
+        }
         let cpu = cpu_options(&self.options, self.pages);
         let threads = cpu.threads;
         let (hyper, backend, kernels): (Hyper, Box<dyn Backend>, String) = match self.gpu {

@@ -8,11 +8,12 @@ use std::sync::Mutex;
 use tegu::backend::cuda::Unit;
 use tegu::backend::cuda::module::compile;
 use tegu::backend::cuda::nvrtc::Nvrtc;
-use tegu::backend::cuda::table::{FILES, KernelFile};
+use tegu::backend::cuda::sass;
+use tegu::backend::cuda::table::{FILES, HEADERS, KernelFile};
 
 /// Most registers of a thread and bytes of static shared memory of a block, by file. An SM of Orin has 65,536 registers:
 /// a file's bound is what its blocks are meant to share it by.
-const LIMITS: [(&str, u32, u32); 13] = [
+const LIMITS: [(&str, u32, u32); 14] = [
     // The exact kernels, where speed is not the point, take what there is; the rest stay under 226.
     ("gemv", 255, 8_192),
     ("expert", 128, 512),
@@ -29,6 +30,7 @@ const LIMITS: [(&str, u32, u32); 13] = [
     ("mla", 40, 0),
     ("silu", 40, 0),
     ("sample", 40, 16_640),
+    ("roof", 64, 0),
 ];
 /// The same for files that are not in the table: what a thread and a block can have at all.
 const LIMITS_OF_OTHERS: (u32, u32) = (255, 49_152);
@@ -100,6 +102,46 @@ fn compile_all(nvrtc: &Nvrtc, arch: &str) -> BTreeMap<&'static str, Use> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     std::thread::scope(|s| (0..threads).for_each(|_| drop(s.spawn(work))));
     most.into_inner().unwrap()
+}
+
+/// One text for all architectures: what compiles for sm_80 and sm_87 has no instruction that they lack, and no branch
+/// gives a later one another.
+#[test]
+fn no_kernel_asks_which_architecture_it_is_for() {
+    let texts = FILES.iter().map(|f| (f.name, f.source)).chain(HEADERS.iter().copied());
+    for (name, text) in texts {
+        assert!(!text.contains("__CUDA_ARCH"), "{name}");
+    }
+}
+
+/// Most instructions a weight and lane that the inner loop of a decode product may issue on sm_87, all pipes together, by
+/// codec: what keeps it bound by memory where an SM's share of the bandwidth is highest (the low power modes).
+const ISSUE_A_WEIGHT: [(&str, f64); 4] = [
+    ("CODEC=CODEC_Q4_0", 1.75),
+    ("CODEC=CODEC_Q8_0", 1.6),
+    ("CODEC=CODEC_Q4_K", 1.9),
+    ("CODEC=CODEC_MXFP4", 2.8),
+];
+
+#[test]
+fn a_weight_costs_few_instructions() {
+    let name = "a_weight_costs_few_instructions";
+    if !std::env::var("TEGU_KERNEL_ARCHS").is_ok_and(|a| a.contains("sm_87")) {
+        return skipped(name, "TEGU_KERNEL_ARCHS does not name sm_87");
+    }
+    let nvrtc = Nvrtc::find(u32::MAX).unwrap();
+    for (variant, most) in ISSUE_A_WEIGHT {
+        let made = compile(&nvrtc, Unit { file: "gemv", variant }, "sm_87").unwrap();
+        let functions = sass::functions(&made.code);
+        let (_, code) = functions.iter().find(|(name, _)| name == "gemv_r1").expect("gemv_r1");
+        let inner = sass::inner_loop(code).expect("a loop over the columns");
+        // Four weights a byte dot product, two of them for the activation's two halves.
+        let weights = f64::from(inner.dots) * 2.0;
+        assert!(weights >= 128.0 && inner.pipes.tensor == 0, "{variant}: {inner:?}");
+        let issue = f64::from(inner.pipes.issue()) / weights;
+        println!("NVRTC {:?} {variant}: {issue:.2} instructions a weight: {:?}", nvrtc.version, inner.pipes);
+        assert!(issue <= most, "{variant}: {issue:.2} instructions a weight, at most {most}");
+    }
 }
 
 #[test]

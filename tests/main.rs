@@ -5,6 +5,7 @@ mod corrupt;
 mod cuda;
 mod cuda_sessions;
 mod engine;
+mod fake_gpu;
 mod golden;
 mod http;
 mod kernels;

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::args::{Common, Load};
 use super::bench_report::{Case, Measured, Phase, Report, cases};
 use super::load::ReadBytes;
-use super::{bench_kernels, load, out, resolve};
+use super::{bench_cuda, bench_kernels, load, out, resolve};
 use crate::app;
 use crate::app::power::{EnergyWatch, Site};
 use crate::backend::cpu::Isa;
@@ -58,6 +58,12 @@ pub struct BenchArgs {
     #[arg(long, value_name = "CODEC,…", value_delimiter = ',', num_args = 0.., require_equals = true)]
     #[arg(conflicts_with_all = ["model", "model_flag"], value_parser = codec)]
     kernels: Option<Vec<Codec>>,
+    /// With --kernels --backend cuda: a picture of each kernel under the memory roof
+    #[arg(long, value_name = "FILE", requires = "kernels")]
+    svg: Option<PathBuf>,
+    /// With --kernels: print what an earlier --json run on a GPU measured, on a machine without one
+    #[arg(long, value_name = "FILE", requires = "kernels")]
+    recorded: Option<PathBuf>,
     /// Memory that is read to find the roof, and that --kernels works on; 0: no roof
     #[arg(long, value_name = "MIB", default_value_t = (kernels::WORKING_SET_BYTES >> 20) as u16)]
     roof_mib: u16,
@@ -78,6 +84,7 @@ Examples:
   tegu bench
   tegu bench model.gguf --pp 512 --tg 128 --depth 0,4096 --batch 1,4,8 --threads 2 --json
   tegu bench --kernels=Q4_0,Q4_K --threads 2
+  tegu bench --kernels=Q4_0 --backend cuda --json --svg roofline.svg
 
 Roof: bytes a second that the threads read from memory and do nothing else. Of roof: the bytes of weights that the decode
 steps read (experts as counted), each once, over that. Of union: at a batch, those bytes a second over batch 1's. J/token is
@@ -91,7 +98,7 @@ const BATCH_MAX: usize = 256;
 pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     let config = common.config(args.load.overrides())?;
     if let Some(only) = &args.kernels {
-        return bench_kernels::run(args.kernel_options(only, &config), args.json);
+        return args.run_kernels(only, &config);
     }
     let model = resolve::model(args.model.as_deref().or(args.load.model_flag.as_deref()), &config)?;
     let cases = cases(&args.pp, &args.tg, &args.depth, &args.batch);
@@ -192,6 +199,15 @@ fn codec(name: &str) -> std::result::Result<Codec, String> {
 }
 
 impl BenchArgs {
+    /// `--kernels`: a GPU's if one is asked for, else the CPU's.
+    fn run_kernels(&self, only: &[Codec], config: &Config) -> Result<()> {
+        if self.recorded.is_none() && config.text("backend") != "cuda" {
+            return bench_kernels::run(self.kernel_options(only, config), self.json);
+        }
+        let prefill_rows = self.pp.iter().copied().max().unwrap_or(0).clamp(16, 2048);
+        bench_cuda::run(only, prefill_rows, self.recorded.as_deref(), self.svg.as_deref(), self.json)
+    }
+
     fn kernel_options<'a>(&self, only: &'a [Codec], config: &Config) -> KernelBench<'a> {
         let threads = match config.count("threads") as usize {
             0 => app::cores(),

@@ -7,6 +7,7 @@ mod answer;
 mod args;
 mod aside;
 mod bench;
+mod bench_cuda;
 mod bench_kernels;
 mod bench_report;
 mod chat;

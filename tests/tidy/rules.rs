@@ -65,6 +65,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("llguidance", &["sample"]),
     ("libloading", &["backend"]),
     ("log", ALL),
+    ("lz4_flex", &["backend"]),
     ("memmap2", &["weights"]),
     ("minijinja", &["text"]),
     ("minijinja_contrib", &["text"]),
@@ -90,6 +91,7 @@ const LINE_WIDTH_MAX: usize = 132;
 const TABLES: &[(&str, &str)] = &[];
 
 const TOP_LEVEL: &[&str] = &[
+    "build.rs",
     "Cargo.toml",
     "Cargo.lock",
     "LICENSE",

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// First bytes of an entry; the number is the format's version.
@@ -14,11 +15,16 @@ const MAGIC: &[u8; 8] = b"tegucub1";
 /// Larger than any module of ours: what is longer is not an entry.
 const ENTRY_BYTES_MAX: u64 = 64 << 20;
 
+/// How long another start may take to compile an entry; after that (it may be stopped in a debugger) the same work is
+/// done twice rather than never.
+const LOCK_WAIT: Duration = Duration::from_secs(30);
+
 /// The folder.
 #[derive(Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
     warned: AtomicBool,
+    lock_wait: Duration,
 }
 
 /// Everything that decides what a compilation gives.
@@ -32,6 +38,11 @@ impl Key {
     pub fn add(&mut self, part: &str) {
         self.hash.update(&(part.len() as u64).to_le_bytes());
         self.hash.update(part.as_bytes());
+    }
+
+    /// The hash of all parts.
+    pub fn digest(&self) -> u128 {
+        self.hash.digest128()
     }
 
     /// The entry's name.
@@ -48,12 +59,13 @@ impl Cache {
             .or_else(|| var("CACHE_DIRECTORY").map(|d| d.join("kernels")))
             .or_else(|| var("XDG_CACHE_HOME").map(|d| d.join("tegu/kernels")))
             .or_else(|| var("HOME").map(|d| d.join(".cache/tegu/kernels")));
-        Cache { folder, warned: AtomicBool::new(false) }
+        Cache { folder, warned: AtomicBool::new(false), lock_wait: LOCK_WAIT }
     }
 
     /// A cache in `folder`.
     pub fn in_folder(folder: &Path) -> Cache {
-        Cache { folder: Some(folder.to_owned()), warned: AtomicBool::new(false) }
+        let folder = Some(folder.to_owned());
+        Cache { folder, warned: AtomicBool::new(false), lock_wait: LOCK_WAIT }
     }
 
     /// The entry `name`, made by `make` if it is not there or damaged.
@@ -64,8 +76,8 @@ impl Cache {
             return Ok(code);
         }
         // Held until the entry is written: another start waits and then finds it.
-        let _lock =
-            fs::create_dir_all(folder).and_then(|()| lock(folder, name)).map_err(|e| self.warn(&e)).ok();
+        let locked = fs::create_dir_all(folder).and_then(|()| lock(folder, name, self.lock_wait));
+        let _lock = locked.map_err(|e| self.warn(&e)).ok();
         if let Some(code) = read(&path) {
             return Ok(code);
         }
@@ -104,11 +116,26 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     whole.then(|| code.to_vec())
 }
 
-/// One lock file for each entry, so that different kernels compile side by side.
-fn lock(folder: &Path, name: &str) -> std::io::Result<File> {
+/// One lock file for each entry, so that different kernels compile side by side. The lock is the open file's: it goes with
+/// a process that dies.
+fn lock(folder: &Path, name: &str, wait: Duration) -> std::io::Result<File> {
     let file = File::options().create(true).append(true).open(folder.join(format!("{name}.lock")))?;
-    file.lock()?;
-    Ok(file)
+    let started = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(fs::TryLockError::Error(e)) => return Err(e),
+            Err(fs::TryLockError::WouldBlock) if started.elapsed() >= wait => {
+                log::warn!(
+                    "{name}: locked by another process for {} s; compiling it here too",
+                    wait.as_secs()
+                );
+                return Ok(file);
+            }
+            // Compiling takes a tenth of a second and more.
+            Err(fs::TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
 }
 
 fn write(folder: &Path, path: &Path, code: &[u8]) -> std::io::Result<()> {
@@ -171,6 +198,16 @@ mod tests {
         let cache = Cache::in_folder(&file.join("below"));
         assert_eq!(cache.get("a", || make(b"code")).unwrap(), b"code");
         assert!(cache.warned.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_lock_that_is_never_given_back_is_not_waited_for_forever() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock(dir.path(), "a", Duration::ZERO).unwrap();
+        assert!(held.try_lock().is_ok(), "its own");
+        let cache = Cache { lock_wait: Duration::from_millis(50), ..Cache::in_folder(dir.path()) };
+        assert_eq!(cache.get("a", || make(b"code")).unwrap(), b"code");
+        assert_eq!(cache.get("a", never).unwrap(), b"code", "and it was kept");
     }
 
     #[test]

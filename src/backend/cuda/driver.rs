@@ -23,7 +23,7 @@ pub enum Wait {
 /// Oldest driver that is served: JetPack 6 brings 12.2 or later, JetPack 5 stops at 11.4.
 const DRIVER_VERSION_MIN: i32 = 12020;
 /// Functions that this room calls. A library without one is no driver that we know.
-const SYMBOLS: [&str; 40] = [
+const SYMBOLS: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -63,6 +63,8 @@ const SYMBOLS: [&str; 40] = [
     "cuGraphDestroy",
     "cuModuleLoadData",
     "cuModuleGetFunction",
+    "cuModuleUnload",
+    "cuFuncSetAttribute",
     "cuLaunchKernel",
 ];
 
@@ -84,6 +86,17 @@ pub fn is_present() -> bool {
     library().is_ok()
 }
 
+/// Why no GPU can be used, if that is because no driver is installed: the ordinary case of a machine without one. A
+/// driver that is there and cannot be used is another matter, which [`Device::open`] tells.
+pub fn absent() -> Option<Error> {
+    library().err().filter(|e| e.to_string().contains("No such file"))
+}
+
+/// The loader's own words for a library that it would not load.
+pub(super) fn reason(e: &libloading::Error) -> String {
+    std::error::Error::source(e).map_or_else(|| e.to_string(), |s| s.to_string())
+}
+
 /// The driver's library, opened. It stays open: the process cannot be rid of it once it ran.
 fn library() -> Result<&'static libloading::Library> {
     // cudarc tries the bare name first and then this one; ours must find what it will find.
@@ -93,7 +106,7 @@ fn library() -> Result<&'static libloading::Library> {
         // SAFETY: loading runs the driver's initializers, as any CUDA program's start does.
         match unsafe { libloading::Library::new(name) } {
             Ok(lib) => return Ok(Box::leak(Box::new(lib))),
-            Err(e) if why.is_empty() => why = e.to_string(),
+            Err(e) if why.is_empty() => why = reason(&e),
             Err(_) => {}
         }
     }
@@ -103,23 +116,24 @@ fn library() -> Result<&'static libloading::Library> {
 /// Opens the library, checks that it is a driver that we know, and starts it. Returns its CUDA version.
 fn start() -> Result<i32> {
     let lib = library()?;
-    for name in SYMBOLS {
+    let has = |name: &str| {
         // SAFETY: only asks whether the symbol exists; it is not called through this type.
-        if unsafe { lib.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_err() {
-            return Err(missing(
-                "driver",
-                format!("function {name} in libcuda.so.1 (CUDA 12.2 or later)"),
-                "none",
-            ));
-        }
-    }
+        let found = unsafe { lib.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok();
+        let expected = || format!("function {name} in libcuda.so.1 (CUDA 12.2 or later)");
+        if found { Ok(()) } else { Err(missing("driver", expected(), "none")) }
+    };
+    // The version first: an old driver lacks functions too, and its age is the better reason.
+    has("cuDriverGetVersion")?;
     let mut version = 0;
     // SAFETY: the symbol is there (checked); the pointer is valid for the call.
     let status = unsafe { sys::cuDriverGetVersion(&mut version) };
-    if status == sys::CUresult::CUDA_SUCCESS && version < DRIVER_VERSION_MIN {
-        let found = format!("CUDA {}.{} (JetPack 5?)", version / 1000, version % 1000 / 10);
+    status.result().map_err(|e| failed("ask for the driver's version", e))?;
+    if version < DRIVER_VERSION_MIN {
+        let from_jetpack_5 = if version / 1000 == 11 { ", as JetPack 5 has it" } else { "" };
+        let found = format!("CUDA {}.{}{from_jetpack_5}", version / 1000, version % 1000 / 10);
         return Err(missing("driver", "CUDA 12.2 or later (JetPack 6 or 7)", found));
     }
+    SYMBOLS.iter().try_for_each(|name| has(name))?;
     result::init().map_err(|e| failed("start the driver", e))?;
     Ok(version)
 }
@@ -195,6 +209,8 @@ pub struct Device {
     pub shared_bytes_max: u32,
     /// How the host waits for it.
     pub wait: Wait,
+    /// The second-level cache.
+    pub cache_bytes: u32,
     stream: sys::CUstream,
     /// A second stream for short independent work, and the events that tie it to the first.
     side: sys::CUstream,
@@ -229,6 +245,7 @@ impl Device {
         let multiprocessors = ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let integrated = ask(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
         let shared_bytes_max = ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32;
+        let cache_bytes = ask(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u32;
         let flags = match wait {
             Wait::Block => sys::CUctx_flags_enum::CU_CTX_SCHED_BLOCKING_SYNC,
             Wait::Spin => sys::CUctx_flags_enum::CU_CTX_SCHED_SPIN,
@@ -239,16 +256,8 @@ impl Device {
         let raw = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("make a context", e))?;
         let context = Arc::new(Context { device, raw, allocated_bytes: AtomicU64::new(0) });
         context.bind()?;
-        let stream = || {
-            result::stream::create(result::stream::StreamKind::NonBlocking)
-                .map_err(|e| failed("make a stream", e))
-        };
-        let event = || {
-            result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
-                .map_err(|e| failed("make an event", e))
-        };
-        let (stream, side, fork, join) = (stream()?, stream()?, event()?, event()?);
-        Ok(Device {
+        // Whole from here on, so that its end gives back what was made when a part cannot be.
+        let mut made = Device {
             context,
             name,
             sm: major * 10 + minor,
@@ -257,12 +266,31 @@ impl Device {
             integrated,
             shared_bytes_max,
             wait,
-            stream,
-            side,
-            fork,
-            join,
+            cache_bytes,
+            stream: std::ptr::null_mut(),
+            side: std::ptr::null_mut(),
+            fork: std::ptr::null_mut(),
+            join: std::ptr::null_mut(),
             aside: Cell::new(false),
-        })
+        };
+        made.make_streams()?;
+        Ok(made)
+    }
+
+    fn make_streams(&mut self) -> Result<()> {
+        let stream = || {
+            result::stream::create(result::stream::StreamKind::NonBlocking)
+                .map_err(|e| failed("make a stream", e))
+        };
+        let event = || {
+            result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+                .map_err(|e| failed("make an event", e))
+        };
+        self.stream = stream()?;
+        self.side = stream()?;
+        self.fork = event()?;
+        self.join = event()?;
+        Ok(())
     }
 
     /// The handle of the stream that work goes to now.
@@ -303,12 +331,14 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: all made in `open`, destroyed once.
+        // SAFETY: made in `make_streams` where they are not null, destroyed once.
         unsafe {
-            let _ = result::event::destroy(self.fork);
-            let _ = result::event::destroy(self.join);
-            let _ = result::stream::destroy(self.side);
-            let _ = result::stream::destroy(self.stream);
+            for event in [self.fork, self.join].into_iter().filter(|e| !e.is_null()) {
+                let _ = result::event::destroy(event);
+            }
+            for stream in [self.side, self.stream].into_iter().filter(|s| !s.is_null()) {
+                let _ = result::stream::destroy(stream);
+            }
         }
     }
 }

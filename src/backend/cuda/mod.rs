@@ -1,8 +1,10 @@
 //! The CUDA backend. Libraries are opened at run time: the driver by cudarc, the compiler by [`nvrtc`]; without them
-//! the same binary runs on the CPU. Kernels are text in the binary (`kernels/`), compiled for the GPU at hand and kept
-//! in a cache.
+//! the same binary runs on the CPU. Kernels come out of the [`archive`] of a package, or are text in the binary
+//! (`kernels/`), compiled for the GPU at hand and kept in a cache.
 
+pub mod archive;
 pub mod backend;
+pub mod bench;
 pub mod cache;
 pub mod driver;
 pub mod graph;
@@ -19,6 +21,7 @@ pub mod params;
 mod plan;
 pub mod register;
 mod rows;
+pub mod sass;
 pub mod scratch;
 mod spans;
 mod step;

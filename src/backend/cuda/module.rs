@@ -1,5 +1,6 @@
 //! Kernels from source to functions: compile (or find compiled) by unit, load, launch.
 
+use super::archive::Archive;
 use super::cache::{Cache, Key};
 use super::driver::{Context, Device, Wait, failed};
 use super::nvrtc::{Compiled, Job, Nvrtc, Output};
@@ -30,6 +31,18 @@ impl Unit {
     fn table_row(&self) -> &'static KernelFile {
         let row = FILES.iter().find(|f| f.name == self.file && f.variants.contains(&self.variant));
         row.unwrap_or_else(|| panic!("{self:?} is no row of the kernel table"))
+    }
+
+    /// Everything that decides what it is compiled to for `arch`, but for the compiler's release.
+    pub fn key(&self, arch: &str) -> Key {
+        let mut key = Key::default();
+        key.add(self.table_row().source);
+        HEADERS.iter().for_each(|(name, text)| {
+            key.add(name);
+            key.add(text);
+        });
+        options(arch, self.variant).iter().for_each(|o| key.add(o));
+        key
     }
 }
 
@@ -71,7 +84,18 @@ pub fn compile(nvrtc: &Nvrtc, unit: Unit, arch: &str) -> Result<Compiled> {
         options.retain(|o| !o.starts_with("--ptxas"));
     }
     let name = format!("{}.cu", unit.file);
-    nvrtc.compile(&Job { name: &name, source: row.source, headers: HEADERS, options: &options, output })
+    let mut made = nvrtc.compile(&Job {
+        name: &name,
+        source: row.source,
+        headers: HEADERS,
+        options: &options,
+        output,
+    })?;
+    // The driver takes assembly as a C string.
+    if output == Output::Ptx && made.code.last() != Some(&0) {
+        made.code.push(0);
+    }
+    Ok(made)
 }
 
 /// A loaded module's function.
@@ -97,7 +121,11 @@ pub struct Gpu {
     pub device: Device,
     modules: RefCell<HashMap<Unit, Module>>,
     cache: Cache,
+    /// Kernels that a package brought along.
+    archive: Option<Archive>,
     nvrtc: OnceCell<Nvrtc>,
+    /// What is launched, while somebody wants to know.
+    trace: RefCell<Option<Vec<(Unit, String)>>>,
 }
 
 // SAFETY: a Gpu has one owner at a time; the handles inside may move between threads with it (`Device` says why).
@@ -106,12 +134,30 @@ unsafe impl Send for Gpu {}
 impl Gpu {
     /// Wraps an opened device; kernels are compiled as they are asked for.
     pub fn new(device: Device, cache: Cache) -> Gpu {
-        Gpu { device, modules: RefCell::default(), cache, nvrtc: OnceCell::new() }
+        Gpu {
+            device,
+            modules: RefCell::default(),
+            cache,
+            archive: None,
+            nvrtc: OnceCell::new(),
+            trace: RefCell::default(),
+        }
     }
 
-    /// The first GPU, with the compiler found too: what is missing is said before anything is loaded.
+    /// The first GPU, with where its kernels come from: what is missing is said before anything is loaded.
     pub fn open(wait: Wait) -> Result<Gpu> {
-        let gpu = Gpu::new(Device::open(0, wait)?, Cache::of_user());
+        let mut gpu = Gpu::new(Device::open(0, wait)?, Cache::of_user());
+        gpu.archive = Archive::shipped()?;
+        // One unit stands for all: an archive holds every unit of one version of the kernels.
+        if let Some(archive) = &gpu.archive {
+            if archive
+                .find(Unit { file: FILES[0].name, variant: FILES[0].variants[0] }, gpu.device.sm)
+                .is_some()
+            {
+                return Ok(gpu);
+            }
+            log::warn!("the packaged kernels are of another version or for other GPUs: compiling them here");
+        }
         gpu.nvrtc()?;
         Ok(gpu)
     }
@@ -131,7 +177,7 @@ impl Gpu {
         Ok(self.nvrtc.get_or_init(|| found))
     }
 
-    /// Compiles, on several threads, and loads those of `units` that are not loaded yet.
+    /// Finds or compiles, on several threads, and loads those of `units` that are not loaded yet.
     pub fn prepare(&self, units: &[Unit]) -> Result<()> {
         self.context().bind()?;
         let mut todo: Vec<Unit> = Vec::new();
@@ -140,9 +186,21 @@ impl Gpu {
                 todo.push(*u);
             }
         }
-        if todo.is_empty() {
-            return Ok(());
+        if let Some(archive) = &self.archive {
+            let mut without = Vec::new();
+            for unit in todo {
+                match archive.find(unit, self.device.sm) {
+                    Some(code) => self.load(unit, &code)?,
+                    None => without.push(unit),
+                }
+            }
+            todo = without;
         }
+        if todo.is_empty() { Ok(()) } else { self.compile_and_load(&todo) }
+    }
+
+    /// Compiles, or finds in the cache, and loads.
+    fn compile_and_load(&self, todo: &[Unit]) -> Result<()> {
         let (nvrtc, cache) = (self.nvrtc()?, &self.cache);
         let arch = format!("sm_{}", self.device.sm);
         let queue = Mutex::new(todo.iter().rev().copied().collect::<Vec<_>>());
@@ -163,7 +221,8 @@ impl Gpu {
     }
 
     fn load(&self, unit: Unit, code: &[u8]) -> Result<()> {
-        // SAFETY: the image is a whole cubin (the compiler's, or one whose checksum holds) and the context is current.
+        // SAFETY: the image is whole machine code, or text with its NUL (the compiler's, or one whose checksum holds), and
+        // the context is current.
         let raw = unsafe { result::module::load_data(code.as_ptr().cast()) }
             .map_err(|e| failed(format!("load kernel {} {}", unit.file, unit.variant), e))?;
         self.modules.borrow_mut().insert(unit, Module { raw, functions: HashMap::new() });
@@ -199,8 +258,28 @@ impl Gpu {
         Ok(raw)
     }
 
+    /// The kernels that `work` launches, in order.
+    pub fn traced(&self, work: impl FnOnce() -> Result<()>) -> Result<Vec<(Unit, String)>> {
+        *self.trace.borrow_mut() = Some(Vec::new());
+        let done = work();
+        let launched = self.trace.borrow_mut().take().unwrap_or_default();
+        done.map(|()| launched)
+    }
+
+    /// Machine code of a unit for any architecture, from the archive or the compiler.
+    pub fn machine_code(&self, unit: Unit, sm: u32) -> Result<Vec<u8>> {
+        let packaged = self.archive.as_ref().and_then(|a| a.find(unit, sm));
+        match packaged.filter(|code| code.starts_with(b"\x7fELF")) {
+            Some(code) => Ok(code),
+            None => code(self.nvrtc()?, &self.cache, unit, &format!("sm_{sm}")),
+        }
+    }
+
     /// Puts a kernel on the stream.
     pub fn launch<P: Params>(&self, unit: Unit, name: &str, grid: Grid, params: &P) -> Result<()> {
+        if let Some(trace) = self.trace.borrow_mut().as_mut() {
+            trace.push((unit, name.to_owned()));
+        }
         let function = self.function(unit, name, grid.shared_bytes)?;
         let [x, y, z] = grid.blocks;
         assert!(x > 0 && y > 0 && z > 0 && y < 65536 && z < 65536, "{name}: grid {:?}", grid.blocks);
@@ -234,14 +313,7 @@ impl Drop for Gpu {
 
 /// A unit's machine code, from the cache if it is there.
 fn code(nvrtc: &Nvrtc, cache: &Cache, unit: Unit, arch: &str) -> Result<Vec<u8>> {
-    let row = unit.table_row();
-    let mut key = Key::default();
+    let mut key = unit.key(arch);
     key.add(&format!("{}.{} {}", nvrtc.version.0, nvrtc.version.1, env!("CARGO_PKG_VERSION")));
-    key.add(row.source);
-    HEADERS.iter().for_each(|(name, text)| {
-        key.add(name);
-        key.add(text);
-    });
-    options(arch, unit.variant).iter().for_each(|o| key.add(o));
     cache.get(&key.name(unit.file), || Ok(compile(nvrtc, unit, arch)?.code))
 }

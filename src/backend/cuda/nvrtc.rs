@@ -4,6 +4,7 @@
 //! Looked for in the folder that `TEGU_NVRTC_DIR` names (a toolkit, or where `pip install --target` put the wheels), by
 //! name (`LD_LIBRARY_PATH`, the loader's cache), and in the toolkits under `/usr/local/cuda*`.
 
+use super::driver::reason;
 use crate::units::{Error, Result};
 use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -96,7 +97,7 @@ impl Nvrtc {
             match Nvrtc::open(&path) {
                 Ok(found) if found.version.0 <= major_max => return Ok(found),
                 Ok(newer) => {
-                    seen.push(format!("{} is {}.{}", path.display(), newer.version.0, newer.version.1))
+                    seen.push(format!("{}.{} in {}", newer.version.0, newer.version.1, path.display()))
                 }
                 Err(e) if path.is_absolute() => seen.push(e.to_string()),
                 Err(_) => {}
@@ -104,7 +105,7 @@ impl Nvrtc {
         }
         let expected = format!(
             "libnvrtc.so of CUDA {major_max} or before (JetPack: apt install cuda-nvrtc-12-6 cuda-cudart-dev-12-6; \
-             elsewhere: pip install --target DIR nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 and TEGU_NVRTC_DIR=DIR)"
+             elsewhere a toolkit or pip's wheels in TEGU_NVRTC_DIR)"
         );
         Err(Error::bad(
             "CUDA",
@@ -122,7 +123,7 @@ impl Nvrtc {
         }
         // SAFETY: loading runs the library's initializers; it is NVIDIA's own, named by the user or found where its
         // packages put it.
-        let lib = unsafe { Library::new(path) }.map_err(|e| bad(&e))?;
+        let lib = unsafe { Library::new(path) }.map_err(|e| bad(&reason(&e)))?;
         let lib: &'static Library = Box::leak(Box::new(lib));
         for name in FUNCTIONS {
             // SAFETY: only asks whether the symbol exists; it is not called through this type.

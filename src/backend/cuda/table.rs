@@ -86,6 +86,7 @@ pub const FILES: &[KernelFile] = &[
         variants: &["CODEC=CODEC_F32", "CODEC=CODEC_F16", "CODEC=CODEC_BF16"],
     },
     KernelFile { name: "silu", source: include_str!("../../../kernels/silu.cu"), variants: &[""] },
+    KernelFile { name: "roof", source: include_str!("../../../kernels/roof.cu"), variants: &[""] },
     KernelFile { name: "sample", source: include_str!("../../../kernels/sample.cu"), variants: &[""] },
 ];
 
