@@ -70,6 +70,8 @@ pub struct Actuator {
     nvidia: Option<Nvidia>,
     ledger: Ledger,
     want: Clocks,
+    /// What came of the last wishes: the log tells only news.
+    told: Vec<Outcome>,
     quarrels: [Quarrel; 2],
 }
 
@@ -86,8 +88,16 @@ impl Actuator {
         let nvidia = nvidia.filter(|n| n.measures() && found.gpu.is_none());
         let ledger = Ledger::open(ledger)?;
         let want = Clocks::default();
-        let mut actuator =
-            Actuator { nodes, found, looked_us, nvidia, ledger, want, quarrels: Default::default() };
+        let mut actuator = Actuator {
+            nodes,
+            found,
+            looked_us,
+            nvidia,
+            ledger,
+            want,
+            told: Vec::new(),
+            quarrels: Default::default(),
+        };
         actuator.release()?;
         Ok(actuator)
     }
@@ -112,12 +122,13 @@ impl Actuator {
         self.emc_cap(&mut outcomes)?;
         self.emc_floor(&mut outcomes)?;
         self.gpu(&mut outcomes)?;
-        for o in &outcomes {
+        for o in outcomes.iter().filter(|o| !self.told.contains(o)) {
             let mhz = |hz: u64| hz as f64 / 1e6;
             let got = o.got_hz.map_or("nothing".into(), |hz| format!("{} MHz", mhz(hz)));
             let note = o.note.as_ref().map_or(String::new(), |n| format!(": {n}"));
             log::info!("{}: asked {} MHz, got {got}{note}", o.knob, mhz(o.asked_hz));
         }
+        self.told.clone_from(&outcomes);
         Ok(outcomes)
     }
 
@@ -141,24 +152,15 @@ impl Actuator {
         self.release_nvml()
     }
 
-    /// Looks whether others changed what we hold. Their values become the new start, and our wishes are set again on top;
-    /// but where clocks are pinned, or someone keeps writing, we let go.
+    /// Looks whether others changed what we hold, or what we had no need to hold. Their values become the new start, and
+    /// our wishes are set again on top; but where clocks are pinned, or someone keeps writing, we let go.
     pub fn reconcile(&mut self) -> Result<Vec<Outcome>> {
-        if self.want == Clocks::default() {
+        match (self.want == Clocks::default(), self.ledger.entries().is_empty()) {
+            // Where all is as wished this only reads.
+            (false, _) => self.apply(&self.want.clone()),
             // What could not be put back before: its device may be there now.
-            return if self.ledger.entries().is_empty() {
-                Ok(Vec::new())
-            } else {
-                self.release().map(|()| Vec::new())
-            };
-        }
-        let now = self.nodes.now_us();
-        let waits = self.quarrels.iter().any(|q| q.pinned || q.until_us > 0 && q.until_us <= now);
-        let changed = !self.changed(Group::Gpu).is_empty() || !self.changed(Group::Emc).is_empty();
-        let lost = self.found.gpu.is_none() && self.nvidia.is_none();
-        match waits || changed || lost || self.ledger.entries().is_empty() {
-            true => self.apply(&self.want.clone()),
-            false => Ok(Vec::new()),
+            (true, false) => self.release().map(|()| Vec::new()),
+            (true, true) => Ok(Vec::new()),
         }
     }
 

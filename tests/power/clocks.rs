@@ -334,6 +334,25 @@ fn a_power_mode_that_is_set_again_is_the_new_start() {
 }
 
 #[test]
+fn a_cap_that_needed_no_write_is_kept_too() {
+    let b = bench(spec("nano-8-super"), Release::Six);
+    b.set_gpu("max_freq", 612 * MHZ);
+    let kernel = Arc::new(Kernel::new(b.root(), b.release));
+    let mut actuator = open(kernel.clone(), &b.ledger);
+    // The mode's own ceiling is what is asked for: only the memory's lock is held.
+    let want = Clocks { gpu_cap_hz: Some(612 * MHZ), emc_floor_hz: Some(3_199 * MHZ), ..Clocks::default() };
+    actuator.apply(&want).unwrap();
+    assert!(actuator.held().iter().all(|h| !h.0.contains("devfreq")), "{:?}", actuator.held());
+    // Another mode lifts it.
+    b.set_gpu("max_freq", 918 * MHZ);
+    kernel.sleep(5_000_000);
+    actuator.reconcile().unwrap();
+    assert_eq!(b.gpu("max_freq"), 612 * MHZ);
+    actuator.release().unwrap();
+    assert_eq!(b.gpu("max_freq"), 918 * MHZ);
+}
+
+#[test]
 fn whoever_keeps_writing_is_yielded_to() {
     let b = bench(spec("nano-8-super"), Release::Six);
     let kernel = Arc::new(Kernel::new(b.root(), b.release));
