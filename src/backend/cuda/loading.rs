@@ -13,7 +13,7 @@ use super::weights::Stored;
 use super::{units, weights};
 use crate::backend::Counters;
 use crate::model::Hyper;
-use crate::units::{Error, Result};
+use crate::units::{Bytes, Error, Result};
 use crate::weights::{Expert, ExpertSource, FakeMisses, Matrix, ResidentExperts, Source};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,6 +30,7 @@ impl CudaBackend {
     ) -> Result<CudaBackend> {
         draft.check_memory(&gpu)?;
         let taken = Taken::new(&gpu, &draft)?;
+        log::info!("GPU memory taken: {} of {}", Bytes(gpu.context().allocated_bytes()), draft.plan);
         let Draft { jobs, expert_jobs, stored, model, shells, options, room, plan, .. } = draft;
         let Taken { arena, first, places, slots, vectors, pages, scratch, rows } = taken;
         let (h, threads) = (model.hyper.clone(), options.threads);

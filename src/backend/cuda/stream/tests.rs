@@ -7,7 +7,7 @@ use crate::kv::PageId;
 use crate::model::{self, build};
 use crate::units::{Error, ExpertId, LayerId, Result};
 use crate::weights::{self, Expert, ExpertSource, ResidentExperts, Source};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -94,12 +94,15 @@ fn session(b: &mut CudaBackend) -> Vec<(Vec<f32>, Vec<u32>)> {
     all
 }
 
-fn models() -> Vec<&'static Path> {
-    ["oracles/deepseek-v3", "oracles/deepseek-v2", "oracles/qwen3-moe", "tinymoe-demo.gguf"]
-        .map(|m| Path::new("tests/data").join(m))
-        .into_iter()
-        .map(|p| &*Box::leak(p.into_boxed_path()))
-        .collect()
+/// A fixture: of the folder that a machine without the sources is told, else of this one.
+fn data(name: &str) -> PathBuf {
+    let folder = std::env::var_os("TEGU_TEST_DATA").unwrap_or_else(|| "tests/data".into());
+    PathBuf::from(folder).join(name)
+}
+
+fn models() -> Vec<PathBuf> {
+    let names = ["oracles/deepseek-v3", "oracles/deepseek-v2", "oracles/qwen3-moe", "tinymoe-demo.gguf"];
+    names.map(data).into()
 }
 
 #[test]
@@ -107,7 +110,7 @@ fn experts_that_come_and_go_give_the_same_bits() {
     if gpu().is_none() {
         return;
     }
-    for path in models() {
+    for path in &models() {
         let (bytes, n_experts, n_picked) = sizes(path);
         for exact in [false, true] {
             let (mut resident, room) = load(path, options(exact), None).unwrap();
@@ -172,7 +175,7 @@ fn a_failed_fetch_fails_its_step_and_no_other() {
     if gpu().is_none() {
         return;
     }
-    let path = Path::new("tests/data/oracles/deepseek-v3");
+    let path = &*data("oracles/deepseek-v3");
     let (bytes, _, n_picked) = sizes(path);
     let want = session(&mut load(path, options(false), None).unwrap().0);
     let source = Source::open(path).unwrap();
