@@ -2,6 +2,7 @@
 
 pub mod daemon;
 mod interrupts;
+pub mod keeper;
 pub mod power;
 
 pub use interrupts::Interrupts;

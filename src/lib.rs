@@ -24,6 +24,8 @@
 //! | `app` | the only place that knows every room | all but cli |
 //! | `cli` | `tegu run chat serve ps stop list logits ppl bench inspect pack synth` | all |
 //!
+//! `app` holds the daemon's power thread (`app::keeper`), which the engine tells its phases and which gives it budgets.
+//!
 //! Threads: the caller's thread, or in the daemon one of `engine::service`, drives the engine, which is the sole owner of
 //! sequences, KV and backend; a stream to each reader is bounded, and a slow reader is cancelled. The CPU backend adds
 //! its own team of workers; loading adds readers that end with the load.

@@ -1,5 +1,6 @@
 //! What the daemon serves: models found by name, loaded as the settings say, and the settings themselves.
 
+use crate::app::keeper::Told;
 use crate::app::{self, Options, Text};
 use crate::config::{Config, Origin};
 use crate::engine::Budget;
@@ -18,6 +19,8 @@ pub struct Shelf {
     /// How to open any of them; the path is each one's own.
     options: Options,
     limits: Limits,
+    /// Who looks after the board.
+    power: Option<Arc<Told>>,
     /// Where cold blocks of the cache go, and how many bytes of them.
     spill: Option<(PathBuf, u64)>,
     default: Option<PathBuf>,
@@ -51,14 +54,21 @@ impl Names {
 impl Shelf {
     /// `options`: as the flags and settings say, for a model at any path. `default`: what is served to requests that
     /// name no model; none: the first of the folder.
-    pub fn new(options: Options, default: Option<PathBuf>, config: &Config) -> Shelf {
+    pub fn new(
+        options: Options,
+        default: Option<PathBuf>,
+        config: &Config,
+        power: Option<Arc<Told>>,
+    ) -> Shelf {
         let budget = Budget { max_batch: config.count("serve.batch") as usize, ..Budget::default() };
         let requests_max = config.count("serve.queue") as usize;
         let folder = |key: &str| Some(config.text(key)).filter(|f| !f.is_empty()).map(PathBuf::from);
         let session_folder = folder("serve.sessions");
+        let signal = power.as_ref().map_or_else(Arc::default, |p| p.signal.clone());
         Shelf {
             options,
-            limits: Limits { requests_max, budget, session_folder, ..Limits::default() },
+            limits: Limits { requests_max, budget, session_folder, signal, ..Limits::default() },
+            power,
             spill: folder("serve.spill").map(|f| (f, config.count("serve.spill_bytes"))),
             default,
             names: RwLock::new(Names::of(config)),
@@ -178,8 +188,12 @@ impl Loader for Arc<Shelf> {
         if let Some((folder, bytes_max)) = &self.spill {
             app.engine.spill_to(folder, *bytes_max)?;
         }
+        let service = Service::start(app.engine, self.limits.clone(), OnPanic::Call(fatal))?;
+        if let Some(power) = &self.power {
+            power.set_engine(service.handle(), app.plan.total_bytes());
+        }
         Ok(Loaded {
-            service: Service::start(app.engine, self.limits.clone(), OnPanic::Call(fatal))?,
+            service,
             tokenizer: Arc::new(tokenizer),
             template,
             kind,
@@ -267,11 +281,15 @@ mod tests {
             std::fs::write(folder.join(name), "x").unwrap();
         }
         let text = format!("[serve]\nmodels = {:?}\n[aliases]\nsmall = \"a\"\n", folder);
-        let shelf =
-            Arc::new(Shelf::new(Options::new(""), Some(folder.join("a.gguf")), &config(&text, dir.path())));
+        let shelf = Arc::new(Shelf::new(
+            Options::new(""),
+            Some(folder.join("a.gguf")),
+            &config(&text, dir.path()),
+            None,
+        ));
         let names: Vec<String> = shelf.known().unwrap().into_iter().map(|k| k.name).collect();
         assert_eq!(names, ["small", "a", "big", "hf"]);
-        let outside = Shelf::new(Options::new(""), Some("x/y.gguf".into()), &config(&text, dir.path()));
+        let outside = Shelf::new(Options::new(""), Some("x/y.gguf".into()), &config(&text, dir.path()), None);
         assert_eq!(outside.models().unwrap()[0], ("y".to_owned(), "x/y.gguf".into()));
     }
 

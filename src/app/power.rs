@@ -66,6 +66,18 @@ impl Site {
 /// How often the meter is read while something is measured. A module's meter gives a new value every 430 ms.
 const READ_EVERY: Duration = Duration::from_millis(100);
 
+/// How energy is measured on a board whose total is `total_mw`; none where nothing tells the power.
+pub fn method(sensors: &Sensors, total_mw: Option<u32>) -> Option<Method> {
+    let nvidia = sensors.nvidia();
+    total_mw?;
+    match nvidia.map(Nvidia::energy_mj) {
+        _ if !sensors.total_of().is_empty() => Some(Method::Rails),
+        Some(Some(_)) => Some(Method::Counter),
+        Some(None) => Some(Method::GpuPower),
+        None => None,
+    }
+}
+
 /// A meter that runs beside what it measures.
 pub struct EnergyWatch {
     shared: Arc<Mutex<Metered>>,
@@ -89,15 +101,8 @@ impl Metered {
 impl EnergyWatch {
     /// Starts to read; none where nothing tells the power.
     pub fn start(mut sensors: Sensors) -> Option<EnergyWatch> {
-        let total = sensors.sample().total_mw;
-        let counts = sensors.nvidia().and_then(Nvidia::energy_mj).is_some();
-        let by_gpu = sensors.total_of().is_empty();
-        let method = match (by_gpu, counts) {
-            (false, _) => Method::Rails,
-            (true, true) => Method::Counter,
-            (true, false) => Method::GpuPower,
-        };
-        total.filter(|_| !by_gpu).or(total.filter(|_| sensors.nvidia().is_some()))?;
+        let total_mw = sensors.sample().total_mw;
+        let method = method(&sensors, total_mw)?;
         let energy = Energy::new(method, Phase::Idle, sensors.nodes().now_us());
         let shared = Arc::new(Mutex::new(Metered { sensors, energy }));
         let ended = Arc::new(AtomicBool::new(false));

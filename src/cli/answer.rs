@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use crate::app::power::EnergyWatch;
 use crate::app::{App, Interrupts, Text};
 use crate::engine::{Budget, Done, Event, Request, SeqId, Stats};
+use crate::power::types::Phase;
 use crate::sample::{SampleParams, Sampled, Sampler};
 use crate::text::template::Chat as Messages;
 use crate::text::{Detokenizer, StopStrings};
@@ -47,6 +49,8 @@ pub struct Answer {
     pub finish: Finish,
     /// Times and counts.
     pub stats: Stats,
+    /// What it took of the board's energy in mJ, where that is measured: reading, generating, and how it is measured.
+    pub energy: Option<(f64, f64, &'static str)>,
 }
 
 /// A conversation.
@@ -63,6 +67,8 @@ pub struct Chat {
     pub prefill_chunk: usize,
     /// How long loading took.
     pub load_seconds: f64,
+    /// The board's energy, where it is measured.
+    pub meter: Option<EnergyWatch>,
     text: Text,
     params: SampleParams,
     max_new: usize,
@@ -87,6 +93,7 @@ impl Chat {
             show_special: false,
             prefill_chunk: 512,
             load_seconds: 0.0,
+            meter: None,
             text,
             params,
             max_new,
@@ -176,6 +183,7 @@ impl Chat {
         let mut detokenizer = Detokenizer::new(!self.show_special);
         let mut stops = StopStrings::new(self.stops.clone())?;
         let (mut text, mut tokens, mut finish) = (String::new(), Vec::new(), None);
+        let before = self.enter(Phase::Prefill);
         while finish.is_none() {
             if interrupts.stopped() {
                 finish = Some(Finish::Interrupted);
@@ -187,6 +195,9 @@ impl Chat {
                     Event::Token { sampled, .. } => {
                         let mut piece = String::new();
                         detokenizer.push(&self.text.tokenizer, sampled.token, &mut piece);
+                        if tokens.is_empty() {
+                            self.enter(Phase::Decode);
+                        }
                         tokens.push(sampled);
                         let shown = text.len();
                         if stops.push(&piece, &mut text).is_some() {
@@ -215,6 +226,17 @@ impl Chat {
         }
         show(&text[shown..])?;
         let stats = self.app.engine.stats(seq).unwrap_or_default();
-        Ok(Answer { text, tokens, finish: finish.unwrap_or(Finish::Stop), stats })
+        let after = self.enter(Phase::Idle);
+        let energy = before.zip(after).zip(self.meter.as_ref());
+        let energy = energy.map(|((b, a), meter)| (a.0 - b.0, a.1 - b.1, meter.method().text()));
+        Ok(Answer { text, tokens, finish: finish.unwrap_or(Finish::Stop), stats, energy })
+    }
+
+    /// Tells the meter what comes, and reads it: energy of reading and of generating so far.
+    fn enter(&self, phase: Phase) -> Option<(f64, f64)> {
+        let meter = self.meter.as_ref()?;
+        meter.phase(phase);
+        let mj = |phase| meter.share(phase).energy_mj;
+        Some((mj(Phase::Prefill), mj(Phase::Decode)))
     }
 }

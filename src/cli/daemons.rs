@@ -73,7 +73,7 @@ pub fn list(args: &ListArgs, common: &Common) -> Result<()> {
     // As the daemon has it: a folder stands for itself, else there is a default.
     let folder_only = config.text("model").is_empty() && !config.text("serve.models").is_empty();
     let default = if folder_only { None } else { Some(super::resolve::model(None, &config)?) };
-    let shelf = Shelf::new(Options::new(""), default, &config);
+    let shelf = Shelf::new(Options::new(""), default, &config, None);
     let models = shelf.models()?;
     let bytes = |p: &std::path::Path| std::fs::metadata(p).map_or(0, |m| m.len());
     if args.json {

@@ -31,6 +31,7 @@ mod run;
 mod serve;
 mod synth;
 mod tensors;
+mod top;
 
 use std::io::Read;
 use std::path::Path;
@@ -95,6 +96,9 @@ enum Command {
     /// Measure tokens a second.
     #[command(after_long_help = bench::EXAMPLES)]
     Bench(Box<bench::BenchArgs>),
+    /// Watch a board: power, heat, clocks, memory, and what the daemon does.
+    #[command(after_long_help = top::HELP)]
+    Top(Box<top::TopArgs>),
     /// Print the effective settings and where each came from.
     #[command(after_long_help = "Examples:\n  tegu config\n  TEGU_THREADS=2 tegu config --json")]
     Config {
@@ -179,6 +183,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Ppl(args) => ppl::run(args, common),
         Command::Inspect(args) => inspect::run(args, common),
         Command::Bench(args) => bench::run(args, common),
+        Command::Top(args) => top::run(args, common),
         Command::Config { json } => {
             let config = common.config(Vec::new())?;
             let mut out = Out::stdout();

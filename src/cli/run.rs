@@ -10,6 +10,7 @@ use super::answer::{Answer, Chat, Finish};
 use super::args::{Common, Load, Sampling};
 use super::load::{self, Loaded};
 use super::{out, resolve};
+use crate::app::power::{EnergyWatch, Site};
 use crate::app::{self, Interrupts};
 use crate::config::Config;
 use crate::observe;
@@ -109,7 +110,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
         log::warn!("--ctx-size: the model was made for {context} tokens, and that is used");
     }
     let text = load::text(&opened)?;
-    let mut chat = chat(args, &config, load::load(opened)?, text);
+    let mut chat = chat(args, &config, load::load(opened)?, text)?;
     let interrupts = Interrupts::take();
     match prompt {
         Some(prompt) => once(args, &mut chat, &prompt, &interrupts),
@@ -148,7 +149,7 @@ fn unescape(text: &str) -> String {
     out
 }
 
-fn chat(args: &RunArgs, config: &Config, loaded: Loaded, text: app::Text) -> Chat {
+fn chat(args: &RunArgs, config: &Config, loaded: Loaded, text: app::Text) -> Result<Chat> {
     let mut params = args.sampling.params(config);
     params.logprobs = args.logprobs.map(usize::from);
     let max_new = usize::try_from(args.n_predict).unwrap_or(usize::MAX);
@@ -158,10 +159,11 @@ fn chat(args: &RunArgs, config: &Config, loaded: Loaded, text: app::Text) -> Cha
     chat.stops = args.stop.clone();
     chat.show_special = args.special;
     chat.prefill_chunk = args.batch_size as usize;
+    chat.meter = EnergyWatch::start(Site::open(None)?.sensors());
     if let Some(system) = &args.system {
         chat.say("system", system);
     }
-    chat
+    Ok(chat)
 }
 
 fn once(args: &RunArgs, chat: &mut Chat, prompt: &str, interrupts: &Interrupts) -> Result<()> {
@@ -213,8 +215,10 @@ fn talk(chat: &mut Chat, interrupts: &Interrupts) -> Result<()> {
 fn stats(answer: &Answer) -> String {
     let s = &answer.stats;
     let reused = if s.reused > 0 { format!(" (+{} cached)", s.reused) } else { String::new() };
+    let a_token = |mj: f64| mj / 1e3 / s.generated.max(1) as f64;
+    let energy = answer.energy.map_or(String::new(), |(_, mj, _)| format!(", {:.3} J/token", a_token(mj)));
     format!(
-        "[TTFT {:.0} ms · pp {} tokens{reused}, {:.1} tok/s · tg {} tokens, {:.1} tok/s · {}]",
+        "[TTFT {:.0} ms · pp {} tokens{reused}, {:.1} tok/s · tg {} tokens, {:.1} tok/s{energy} · {}]",
         s.ttft.as_secs_f64() * 1e3,
         s.prefilled,
         s.pp(),
@@ -242,6 +246,10 @@ fn to_json(chat: &Chat, answer: &Answer) -> Value {
         "load_seconds": chat.load_seconds,
         "peak_bytes": load::peak_bytes(),
     });
+    if let Some((prefill_mj, decode_mj, method)) = answer.energy {
+        let (prefill, decode) = (out::number(prefill_mj), out::number(decode_mj));
+        object["energy_mj"] = json!({ "prefill": prefill, "decode": decode, "method": method });
+    }
     if chat.wants_logprobs() {
         let row = |t: &crate::sample::Sampled| {
             let top: Vec<Value> =

@@ -8,6 +8,7 @@ use clap::Args;
 use super::args::{Common, Load, Override};
 use super::resolve;
 use crate::app::daemon::{Shelf, settings};
+use crate::app::keeper::{Keeper, Told, Wanted};
 use crate::config::Config;
 use crate::serve;
 use crate::units::Result;
@@ -30,6 +31,15 @@ pub struct ServeArgs {
     /// Give the model's memory back after so many seconds without a request; 0: never
     #[arg(long, value_name = "SECONDS", help_heading = "Serving")]
     pub idle_unload: Option<f64>,
+    /// The board to look at: auto, off, or a simulated one such as sim:orin-nano-super, which the engine then drives
+    #[arg(long, value_name = "BOARD", help_heading = "Power")]
+    pub board: Option<String>,
+    /// Profile that steers clocks and batches, by name or file; none: the system's own [default: power.profile]
+    #[arg(long, value_name = "PROFILE", help_heading = "Power")]
+    pub profile: Option<String>,
+    /// Who moves clocks for it: helper, direct (this process, as root), no
+    #[arg(long, value_name = "WHO", help_heading = "Power")]
+    pub clocks: Option<String>,
     #[command(flatten)]
     pub load: Load,
 }
@@ -53,6 +63,9 @@ impl ServeArgs {
         flags.extend(self.tcp.clone().map(|a| ("serve.tcp", a)));
         flags.extend(self.models.as_ref().map(|p| ("serve.models", text(p))));
         flags.extend(self.ctx_size.map(|n| ("context", n.to_string())));
+        flags.extend(self.board.clone().map(|b| ("power.board", b)));
+        flags.extend(self.profile.clone().map(|p| ("power.profile", p)));
+        flags.extend(self.clocks.clone().map(|c| ("power.clocks", c)));
         flags.extend(self.idle_unload.map(|s| ("serve.idle_unload_s", s.to_string())));
         flags
     }
@@ -62,7 +75,10 @@ impl ServeArgs {
 pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
     let config = common.config(args.overrides())?;
     let first = settings(&config)?;
-    let shelf = Arc::new(shelf(args, &config)?);
+    // Ends last: clocks go back when no request is left.
+    let keeper = Wanted::of(&config).map(|w| Keeper::start(&w)).transpose()?;
+    let told = keeper.as_ref().map(Keeper::told);
+    let shelf = Arc::new(shelf(args, &config, told.clone())?);
     let (again, common) = (shelf.clone(), common.clone());
     let flags = args.overrides();
     let reload = move || {
@@ -71,16 +87,17 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
         again.rename(&config);
         Ok(new)
     };
-    serve::run(first, Box::new(shelf), Box::new(reload))
+    let power = told.map(|t| t as Arc<dyn serve::Power>);
+    serve::run(first, Box::new(shelf), power, Box::new(reload))
 }
 
 /// The models. With a folder, and none named, the folder's first is the default and the demo stays away.
-pub fn shelf(args: &ServeArgs, config: &Config) -> Result<Shelf> {
+pub fn shelf(args: &ServeArgs, config: &Config, power: Option<Arc<Told>>) -> Result<Shelf> {
     let named = args.load.model_flag.clone();
     let folder_only =
         named.is_none() && config.text("model").is_empty() && !config.text("serve.models").is_empty();
     let default = if folder_only { None } else { Some(resolve::model(named.as_deref(), config)?) };
     let mut options = args.load.options(PathBuf::new(), config)?;
     options.sequences = config.count("serve.sequences") as usize;
-    Ok(Shelf::new(options, default, config))
+    Ok(Shelf::new(options, default, config, power))
 }

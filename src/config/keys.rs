@@ -165,6 +165,28 @@ pub const KEYS: &[Key] = &[
     key("serve.shutdown_s", Kind::Real(0.0, 3600.0), "20", None, "seconds that open requests get at the end"),
     key("serve.sequences", Kind::Count(1, 1024), "4", None, "sequences of full length that the cache holds"),
     key("serve.batch", Kind::Count(1, 512), "8", None, "sequences that generate side by side"),
+    key(
+        "power.board",
+        Kind::Text,
+        "auto",
+        Some("TEGU_BOARD"),
+        "the board to look at: auto, off, or a simulated one such as sim:orin-nano-super",
+    ),
+    key(
+        "power.profile",
+        Kind::Text,
+        "",
+        Some("TEGU_PROFILE"),
+        "profile that steers clocks and batches, by name or file; empty: none (a simulated board: balanced)",
+    ),
+    key(
+        "power.clocks",
+        Kind::Choice(&["helper", "direct", "no"]),
+        "helper",
+        None,
+        "who moves clocks for a profile: the helper, this process (as root), no one",
+    ),
+    key("power.helper", Kind::Text, "/run/tegu-clocks/clocks.sock", None, "the clock helper's socket"),
 ];
 
 impl Key {

@@ -227,6 +227,17 @@ impl Energy {
         self.shares[phase.index()]
     }
 
+    /// What the phases have taken up to now in mJ, by [`Phase::index`]: what readings cover, and what the time since the last
+    /// one is likely to have taken by what each phase draws. None before a reading.
+    pub fn so_far_mj(&self, now_us: u64) -> Option<[f64; 3]> {
+        let last = self.last?;
+        let mut spans_us = self.spans_us;
+        spans_us[self.phase.index()] += now_us.saturating_sub(self.phase_since_us);
+        // A phase that was never measured is taken to draw what the meter says.
+        let powers = self.draw.powers(last.mw).map(|p| p.max(0.0));
+        Some(std::array::from_fn(|i| self.shares[i].energy_mj + spans_us[i] as f64 / 1e6 * powers[i]))
+    }
+
     /// All phases together.
     pub fn total(&self) -> Share {
         self.shares.iter().fold(Share::default(), |sum, s| Share {
@@ -296,6 +307,21 @@ mod tests {
         let all = (40_000.0 + 100.0) * 3.0 * 10.0;
         assert!((energy.total().energy_mj / all - 1.0).abs() < 0.02, "{}", energy.total().energy_mj);
         assert!(energy.share(Phase::Idle).energy_mj >= 0.0);
+    }
+
+    #[test]
+    fn what_no_reading_covers_is_filled_in() {
+        let phases = [(Phase::Decode, 4_000_000, 15_000.0), (Phase::Idle, 4_000_000, 5_000.0)];
+        let mut energy = run(&phases, 10);
+        let now = 80_000_000;
+        energy.phase(Phase::Decode, now);
+        let before = energy.so_far_mj(now).unwrap();
+        // 90 ms of decode, of which the meter has shown nothing.
+        let after = energy.so_far_mj(now + 90_000).unwrap();
+        let took = after[Phase::Decode.index()] - before[Phase::Decode.index()];
+        assert!((took / 1_350.0 - 1.0).abs() < 0.1, "{took}");
+        assert_eq!(after[Phase::Idle.index()], before[Phase::Idle.index()]);
+        assert_eq!(Energy::new(Method::Rails, Phase::Idle, 0).so_far_mj(1), None);
     }
 
     #[test]

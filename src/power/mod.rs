@@ -10,6 +10,7 @@
 pub mod board;
 mod built_in;
 pub mod clocks;
+pub mod cores;
 pub mod energy;
 pub mod find;
 pub mod governor;
@@ -24,6 +25,7 @@ pub mod report;
 pub mod sane;
 pub mod sensors;
 pub mod sim;
+pub mod status;
 pub mod trial;
 pub mod tune;
 pub mod types;

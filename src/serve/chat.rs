@@ -168,7 +168,8 @@ impl Head {
     }
 }
 
-/// Adds OpenAI's counts to a response, and times for clients that show speed.
+/// Adds OpenAI's counts to a response, what it took of the board's energy where that is measured, and times for clients that
+/// show speed.
 pub fn count(object: &mut Value, u: &Usage) {
     let (s, ms) = (&u.stats, |d: std::time::Duration| d.as_secs_f64() * 1e3);
     object["usage"] = json!({
@@ -177,6 +178,9 @@ pub fn count(object: &mut Value, u: &Usage) {
         "total_tokens": u.prompt + u.generated,
         "prompt_tokens_details": { "cached_tokens": u.cached },
     });
+    if let Some(energy) = &u.energy {
+        object["usage"]["tegu"] = energy.shown(u.generated);
+    }
     object["timings"] = json!({
         "ttft_ms": ms(s.ttft), "prompt_ms": ms(s.prefill), "predicted_ms": ms(s.decode),
         "prompt_per_second": s.pp(), "predicted_per_second": s.tg(),

@@ -9,6 +9,7 @@ use super::fail::Fail;
 use super::fields::Answered;
 use super::models::Lease;
 use super::options::Options;
+use super::power::{Bill, Energy};
 use crate::engine::service::{Reply, Stream, Submit, Work};
 use crate::engine::{Done, Stats};
 use crate::sample::{SampleParams, Sampler};
@@ -29,6 +30,10 @@ pub struct Usage {
     pub generated: usize,
     /// Times of the last answer that ended.
     pub stats: Stats,
+    /// Prompt tokens of all prompts that had to be read.
+    pub read: usize,
+    /// What it took of the board's energy, once it has ended.
+    pub energy: Option<Energy>,
 }
 
 /// One prompt on its way.
@@ -44,6 +49,7 @@ struct Part {
 pub struct Running {
     lease: Lease,
     parts: Vec<Part>,
+    bill: Option<Bill>,
     /// Counts so far.
     pub usage: Usage,
 }
@@ -70,7 +76,8 @@ impl Running {
         client: &str,
         deadline: Instant,
     ) -> Answered<Running> {
-        let mut running = Running { parts: Vec::new(), usage: Usage::default(), lease };
+        let mut running =
+            Running { parts: Vec::new(), usage: Usage::default(), bill: Bill::open(&lease), lease };
         let live = &running.lease;
         let mut params = o.params.clone();
         add_breakers(live, &mut params);
@@ -128,7 +135,12 @@ impl Running {
                 Poll::Ready(None) => {}
             }
         }
-        if waits { Poll::Pending } else { Poll::Ready(Step::End) }
+        if waits {
+            return Poll::Pending;
+        }
+        self.usage.energy =
+            self.bill.take().and_then(|b| b.close(&self.lease, &self.usage)).or(self.usage.energy);
+        Poll::Ready(Step::End)
     }
 
     /// The whole of every answer.
@@ -215,6 +227,7 @@ impl Part {
     fn done(&mut self, choice: usize, why: Done, stats: Stats, usage: &mut Usage) -> Option<Step> {
         if choice == 0 {
             usage.cached += stats.reused;
+            usage.read += stats.prefilled;
         }
         usage.stats = stats;
         (!self.finished[choice]).then(|| self.end(choice, why, Delta::default()))

@@ -1,6 +1,8 @@
-//! `/metrics` in Prometheus' text form (exposition format 0.0.4). [`REFERENCE`] lists every name; nothing else is written.
+//! `/metrics` in Prometheus' text form (exposition format 0.0.4). [`REFERENCE`] lists every name, and
+//! [`BOARD_REFERENCE`] those that depend on the board; nothing else is written.
 
 use super::Server;
+use super::power::Gauge;
 use crate::engine::CacheCounters;
 use crate::engine::service::Metrics as Engine;
 use std::collections::BTreeMap;
@@ -46,6 +48,23 @@ pub const REFERENCE: &[(&str, &str, &str)] = &[
     ("tegu_kv_spilled_total", "counter", "Blocks written to the spill file."),
     ("tegu_kv_fetched_total", "counter", "Blocks read back from it."),
     ("tegu_kv_given_back_bytes_total", "counter", "Cache memory given back to the system."),
+];
+
+/// Every metric of the board's power: each is written where it is measured.
+pub const BOARD_REFERENCE: &[(&str, &str, &str)] = &[
+    ("tegu_power_milliwatts", "gauge", "Power by rail; rail=\"total\" is the module's."),
+    ("tegu_energy_millijoules_total", "counter", "Energy of the module by what the engine was doing."),
+    ("tegu_phase_seconds_total", "counter", "Time by what the engine was doing."),
+    ("tegu_temperature_celsius", "gauge", "Temperature by thermal zone."),
+    ("tegu_gpu_hertz", "gauge", "GPU clock: now, and its bounds."),
+    ("tegu_memory_clock_hertz", "gauge", "Memory clock."),
+    ("tegu_gpu_load_ratio", "gauge", "Share of time that the GPU is busy."),
+    ("tegu_throttle_active", "gauge", "1 for each thing that holds clocks back now."),
+    ("tegu_over_current_total", "counter", "Under-voltage and over-current events since boot."),
+    ("tegu_fan_ratio", "gauge", "Drive of the fan."),
+    ("tegu_sensor_faults", "gauge", "Sensors that cannot be trusted now."),
+    ("tegu_profile", "gauge", "1 for the power profile in force."),
+    ("tegu_clock_changes_total", "counter", "Times that other clocks were asked for."),
 ];
 
 /// Upper bounds of the histogram's buckets, in seconds.
@@ -163,6 +182,9 @@ impl Metrics {
             page.number(name, value as f64);
         }
         page.number("tegu_step_seconds_total", e.step_time.as_secs_f64());
+        if let Some(power) = &server.models.power {
+            page.gauges(&power.gauges());
+        }
         page.0
     }
 
@@ -222,12 +244,28 @@ impl Page {
     /// # Panics
     /// If it is not in the reference table: names are constants of the program.
     fn head(&mut self, name: &str) {
-        let (_, kind, help) = REFERENCE.iter().find(|(n, ..)| *n == name).expect("a metric of the table");
+        let mut known = REFERENCE.iter().chain(BOARD_REFERENCE);
+        let (_, kind, help) = known.find(|(n, ..)| *n == name).expect("a metric of the table");
         write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n").expect("writing to a string");
     }
 
     fn row(&mut self, name: &str, value: f64) {
         writeln!(self.0, "{name} {value}").expect("writing to a string");
+    }
+
+    /// What the board's power tells; rows of one name stand together.
+    fn gauges(&mut self, gauges: &[Gauge]) {
+        for (i, g) in gauges.iter().enumerate() {
+            if i == 0 || gauges[i - 1].name != g.name {
+                self.head(g.name);
+            }
+            let labels: Vec<String> =
+                g.labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+            match labels.is_empty() {
+                true => self.row(g.name, g.value),
+                false => self.row(&format!("{}{{{}}}", g.name, labels.join(",")), g.value),
+            }
+        }
     }
 
     fn number(&mut self, name: &str, value: f64) {

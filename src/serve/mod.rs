@@ -24,13 +24,15 @@ mod metrics;
 mod models;
 mod ollama;
 mod options;
+mod power;
 mod probe;
 mod routes;
 mod small;
 mod supervise;
 
-pub use metrics::REFERENCE as METRICS;
+pub use metrics::{BOARD_REFERENCE as BOARD_METRICS, REFERENCE as METRICS};
 pub use models::{Kind, Known, Loaded, Loader};
+pub use power::{Gauge, Power, Spent};
 pub use probe::Probe;
 pub use supervise::run;
 

@@ -2,6 +2,7 @@
 
 use super::fail::Fail;
 use super::fields::Answered;
+use super::power::Power;
 use crate::engine::service::{Handle, Service};
 use crate::observe;
 use crate::sample::Grammars;
@@ -99,6 +100,13 @@ impl std::ops::Deref for Lease {
     }
 }
 
+impl Lease {
+    /// What is known of the board's power.
+    pub fn power(&self) -> Option<&Arc<dyn Power>> {
+        self.models.power.as_ref()
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         *lock(&self.models.used) = Instant::now();
@@ -130,6 +138,8 @@ pub struct Models {
     pub unloads: AtomicU64,
     loading: std::sync::atomic::AtomicBool,
     fatal: Arc<dyn Fn(&str) + Send + Sync>,
+    /// What is known of the board's power, if anything is.
+    pub power: Option<Arc<dyn Power>>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -138,7 +148,11 @@ fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Models {
     /// An empty slot. `fatal` is called when an engine breaks.
-    pub fn new(loader: Box<dyn Loader>, fatal: Arc<dyn Fn(&str) + Send + Sync>) -> Models {
+    pub fn new(
+        loader: Box<dyn Loader>,
+        fatal: Arc<dyn Fn(&str) + Send + Sync>,
+        power: Option<Arc<dyn Power>>,
+    ) -> Models {
         Models {
             loader,
             changing: Arc::default(),
@@ -150,6 +164,7 @@ impl Models {
             unloads: AtomicU64::new(0),
             loading: false.into(),
             fatal,
+            power,
         }
     }
 

@@ -46,7 +46,7 @@ impl Probe {
     pub fn new() -> Probe {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let server = Server {
-            models: Arc::new(Models::new(Box::new(NoModel), Arc::new(|_| {}))),
+            models: Arc::new(Models::new(Box::new(NoModel), Arc::new(|_| {}), None)),
             metrics: Default::default(),
             started: Instant::now(),
             starting: false.into(),

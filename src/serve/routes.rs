@@ -3,7 +3,7 @@
 use super::body::{self, json as json_response};
 use super::fail::Fail;
 use super::fields::Answered;
-use super::{Context, Server, chat, completions, ollama, small};
+use super::{Context, Server, chat, completions, ollama, power, small};
 use axum::body::Body;
 use axum::http::{Method, Request, Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -34,6 +34,7 @@ const PATHS: &[(&str, &str)] = &[
     ("POST", "/detokenize"),
     ("GET", "/v1/requests"),
     ("GET", "/v1/sessions"),
+    ("GET", "/v1/power"),
     ("POST", "/api/chat"),
     ("POST", "/api/generate"),
     ("GET", "/api/tags"),
@@ -107,6 +108,8 @@ async fn dispatch(
         ("DELETE", p) if p.starts_with("/v1/requests/") => {
             small::cancel(server, &p["/v1/requests/".len()..]).await
         }
+        ("GET", "/v1/power") => power::status(&server).await,
+        ("POST", "/v1/power") => power::switch(&server, read().await?).await,
         ("GET", "/v1/sessions") => small::sessions(server).await,
         (m, p) if p.starts_with("/v1/sessions/") => {
             small::one_session(server, m, &p["/v1/sessions/".len()..]).await

@@ -3,6 +3,7 @@
 use super::connections::{Connections, accept};
 use super::listen::Listening;
 use super::models::{Loader, Models};
+use super::power::Power;
 use super::{Server, Settings};
 use crate::observe;
 use crate::units::{Error, Result};
@@ -28,6 +29,7 @@ const FLUSH: Duration = Duration::from_millis(500);
 pub fn run(
     settings: Settings,
     loader: Box<dyn Loader>,
+    power: Option<Arc<dyn Power>>,
     reload: Box<dyn Fn() -> Result<Settings> + Send>,
 ) -> Result<()> {
     let listening = Listening::open(&settings)?;
@@ -38,7 +40,7 @@ pub fn run(
         .enable_all()
         .build()
         .map_err(|e| Error::io("server", "start its threads", e))?;
-    let ended = runtime.block_on(serve(settings, loader, reload, listening));
+    let ended = runtime.block_on(serve(settings, loader, power, reload, listening));
     // A load that is under way is not waited for.
     runtime.shutdown_timeout(Duration::from_secs(1));
     ended
@@ -71,6 +73,7 @@ impl Signals {
 async fn serve(
     settings: Settings,
     loader: Box<dyn Loader>,
+    power: Option<Arc<dyn Power>>,
     reload: Box<dyn Fn() -> Result<Settings> + Send>,
     mut listening: Listening,
 ) -> Result<()> {
@@ -78,8 +81,12 @@ async fn serve(
     let mut hangup = listen_for(SignalKind::hangup())?;
     let (fatal, mut broke) = mpsc::unbounded_channel::<String>();
     let fatal = Arc::new(move |why: &str| drop(fatal.send(why.to_owned())));
+    if let Some(power) = &power {
+        let fatal = fatal.clone();
+        power.watch(Box::new(move |why| fatal(why)));
+    }
     let server = Arc::new(Server {
-        models: Arc::new(Models::new(loader, fatal)),
+        models: Arc::new(Models::new(loader, fatal, power)),
         metrics: Default::default(),
         started: Instant::now(),
         starting: settings.preload.into(),

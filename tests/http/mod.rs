@@ -3,6 +3,7 @@
 
 mod bad;
 mod kept;
+mod power;
 
 use crate::support::data;
 use serde_json::{Value, json};
@@ -37,7 +38,16 @@ impl Daemon {
 
     fn spawn(dir: &tempfile::TempDir) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tegud"));
-        for name in ["TEGU_MODEL", "TEGU_LOG", "TEGU_SOCKET", "HOME", "LISTEN_FDS", "NOTIFY_SOCKET"] {
+        for name in [
+            "TEGU_MODEL",
+            "TEGU_LOG",
+            "TEGU_SOCKET",
+            "TEGU_BOARD",
+            "TEGU_PROFILE",
+            "HOME",
+            "LISTEN_FDS",
+            "NOTIFY_SOCKET",
+        ] {
             command.env_remove(name);
         }
         let log = std::fs::File::create(dir.path().join("log")).unwrap();

@@ -70,6 +70,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("minijinja", &["text"]),
     ("minijinja_contrib", &["text"]),
     ("nvml_wrapper", &["power"]),
+    ("ratatui", &["cli"]),
     ("rustix", &["weights"]),
     ("rustyline", &["cli"]),
     ("sd_notify", &["serve"]),

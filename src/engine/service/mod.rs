@@ -7,11 +7,13 @@
 //!
 //! Tokens go in and come out; text is the caller's.
 
+mod activity;
 mod metrics;
 mod sessions;
 mod stream;
 mod worker;
 
+pub use activity::{Activity, Signal};
 pub use metrics::{Metrics, RequestInfo};
 pub use sessions::{SessionInfo, check_session_name};
 pub use stream::{Reply, RequestId, Stream};
@@ -43,6 +45,8 @@ pub struct Limits {
     pub session_folder: Option<PathBuf>,
     /// Give idle cache memory back when the system or the control group runs short.
     pub watch_memory: bool,
+    /// Is told what kind of work the engine does.
+    pub signal: Arc<Signal>,
 }
 
 impl Default for Limits {
@@ -54,6 +58,7 @@ impl Default for Limits {
             budget: Budget::default(),
             session_folder: None,
             watch_memory: true,
+            signal: Arc::default(),
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use super::sessions::{SessionInfo, SessionOp, Sessions};
 use super::stream::{Reply, RequestId, Writer};
-use super::{Command, Metrics, OnPanic, RequestInfo, Shared, Submit, Work, lock};
+use super::{Activity, Command, Metrics, OnPanic, RequestInfo, Shared, Submit, Work, lock};
 use crate::engine::pressure::Watch;
-use crate::engine::{Done, Engine, Event, Goal, Request, SeqId};
+use crate::engine::{Budget, Done, Engine, Event, Goal, Request, SeqId};
 use crate::sample::Sampler;
 use crate::units::{Bytes, Error, Result, TokenId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -106,6 +106,7 @@ impl Worker {
             self.let_go();
             self.watch_memory();
             let budget = *lock(&self.shared.budget);
+            self.tell(&budget);
             let started = Instant::now();
             let events = self.engine.advance(&budget);
             idle = events.is_empty();
@@ -120,6 +121,17 @@ impl Worker {
                 return;
             }
         }
+    }
+
+    /// Says what the coming step is, so that clocks can change before it and not after.
+    fn tell(&self, budget: &Budget) {
+        let activity = match self.engine.sequences() {
+            _ if budget.pause => Activity::Idle,
+            (0, 0) => Activity::Idle,
+            (0, _) => Activity::Decode,
+            _ => Activity::Prefill,
+        };
+        self.shared.limits.signal.set(activity);
     }
 
     /// Takes what was sent; waits a moment for it if there is nothing else to do. `None`: no one can send any more.

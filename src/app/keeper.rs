@@ -1,0 +1,322 @@
+//! The daemon's power thread: samples the board, decides with the governor, moves clocks through its hands, and gives the
+//! engine its budget. It wakes twice a second, and at once when the engine's phase changes.
+//!
+//! ```text
+//! engine ─ Signal ─► this thread ─► sensors, governor ─► hands ─► clocks
+//!    ▲                    │
+//!    └──── Budget ────────┴────► Told ─► /v1/power, /metrics, usage
+//! ```
+//!
+//! However the thread ends, clocks go back: by its last words where it can say them, by the helper's lease where it cannot.
+
+mod driven;
+mod hands;
+mod looker;
+mod told;
+
+pub use hands::Hands;
+pub use looker::{Alone, Looker};
+pub use told::Told;
+
+use crate::config::Config;
+use crate::engine::Budget;
+use crate::engine::service::{Activity, Signal};
+use crate::power::clocks::Actuator;
+use crate::power::governor::{self, Demand, Inputs, Ladder};
+use crate::power::profile::{Profile, board_key};
+use crate::power::status::Allowed;
+use crate::power::types::{Clocks, Phase, Sample};
+use crate::units::{Error, Result};
+use driven::Driven;
+use hands::{DirectHands, HelperHands, NoHands};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use told::ModesBy;
+
+/// How often sensors are read: the rails' meters have a new value every 430 ms.
+const SAMPLE: Duration = Duration::from_millis(500);
+
+/// The same while nothing runs and no profile steers: the robot's processor may sleep longer.
+const SAMPLE_IDLE: Duration = Duration::from_secs(2);
+
+/// Where a process that moves clocks itself puts down what it holds.
+const LEDGER: &str = "/run/tegu/clocks.json";
+
+/// What is wanted of the board.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// "auto", or a simulated board.
+    pub board: String,
+    /// The profile that steers, if one does.
+    pub profile: Option<String>,
+    /// "helper", "direct" or "no".
+    pub clocks: String,
+    /// The helper's socket.
+    pub helper: PathBuf,
+    /// Sequences that generate side by side, whatever the profile allows.
+    pub batch_max: usize,
+}
+
+impl Wanted {
+    /// As the settings say; none where the board is not to be looked at.
+    pub fn of(config: &Config) -> Option<Wanted> {
+        let board = config.text("power.board");
+        let is_sim = board.starts_with("sim:");
+        let profile = match config.text("power.profile") {
+            "" if is_sim => Some("balanced"),
+            "" | "none" => None,
+            name => Some(name),
+        };
+        (board != "off").then(|| Wanted {
+            board: board.to_owned(),
+            profile: profile.map(str::to_owned),
+            clocks: config.text("power.clocks").to_owned(),
+            helper: config.text("power.helper").into(),
+            batch_max: config.count("serve.batch") as usize,
+        })
+    }
+}
+
+/// The running thread. Dropping it ends it and waits until clocks are back.
+pub struct Keeper {
+    told: Arc<Told>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// For a board or profile that there is not, a board whose software is refused, and clocks that this process may not
+    /// move although it was told to.
+    pub fn start(wanted: &Wanted) -> Result<Keeper> {
+        let looker = Looker::open(&wanted.board)?;
+        let (hands, modes_by) = hands_for(wanted, &looker)?;
+        Keeper::with(wanted, looker, hands, modes_by)
+    }
+
+    fn with(wanted: &Wanted, mut looker: Looker, hands: Box<dyn Hands>, modes_by: ModesBy) -> Result<Keeper> {
+        let key = board_key(looker.board());
+        let profile = wanted.profile.as_deref().map(|name| Profile::find(name, key)).transpose()?;
+        let driven = looker.sim().map(|sim| Driven::new(sim.clone()));
+        let told = Arc::new(Told::new(&mut looker, driven, profile, modes_by));
+        let mut thread = Thread {
+            told: told.clone(),
+            ladder: Ladder::default(),
+            looker,
+            hands,
+            state: governor::State::default(),
+            steers: None,
+            asked: None,
+            sample: None,
+            phase: Phase::Idle,
+            batch_max: wanted.batch_max,
+            complained: String::new(),
+        };
+        // The first look is over when this returns: whoever asks next finds something.
+        thread.look();
+        let run = move || thread.run();
+        let named = std::thread::Builder::new().name("tegu-power".into());
+        let thread = named.spawn(run).map_err(|e| Error::io("power", "start a thread", e))?;
+        Ok(Keeper { told, thread: Some(thread) })
+    }
+
+    /// What an engine tells its phase to.
+    pub fn signal(&self) -> Arc<Signal> {
+        self.told.signal.clone()
+    }
+
+    /// What is known, for the server, and the way to switch.
+    pub fn told(&self) -> Arc<Told> {
+        self.told.clone()
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.told.stop.store(true, Ordering::SeqCst);
+        self.told.signal.ring();
+        if let Some(thread) = self.thread.take() {
+            // A panic in it was told of where it happened.
+            drop(thread.join());
+        }
+    }
+}
+
+/// Who moves clocks, and who switches power modes.
+fn hands_for(wanted: &Wanted, looker: &Looker) -> Result<(Box<dyn Hands>, ModesBy)> {
+    if let Some(sim) = looker.sim() {
+        // The real code on the simulated files; its ledger is of no use after the process.
+        let ledger = std::env::temp_dir().join(format!("tegu-sim-{}.json", std::process::id()));
+        drop(std::fs::remove_file(&ledger));
+        let hands = DirectHands::new(Actuator::open(sim.clone(), None, &ledger)?);
+        let why = "a simulated board keeps its mode; --board chooses another".to_owned();
+        return Ok((Box::new(hands), ModesBy::NoOne(why)));
+    }
+    match wanted.clocks.as_str() {
+        "direct" => {
+            let nvidia = crate::power::nvidia::Nvidia::open(&crate::power::nvidia::LIBRARIES).ok();
+            let actuator = Actuator::open(looker.nodes().clone(), nvidia, LEDGER.as_ref())?;
+            Ok((Box::new(DirectHands::new(actuator)), ModesBy::ThisProcess))
+        }
+        "helper" => Ok((Box::new(HelperHands::new(&wanted.helper)), ModesBy::Helper(wanted.helper.clone()))),
+        _ => {
+            let why = "no one (power.clocks = \"no\")".to_owned();
+            Ok((Box::new(NoHands(why.clone())), ModesBy::NoOne(why)))
+        }
+    }
+}
+
+struct Thread {
+    told: Arc<Told>,
+    looker: Looker,
+    hands: Box<dyn Hands>,
+    ladder: Ladder,
+    state: governor::State,
+    /// The name of the profile that the state belongs to.
+    steers: Option<String>,
+    asked: Option<Clocks>,
+    sample: Option<Sample>,
+    phase: Phase,
+    batch_max: usize,
+    /// What was complained of last: said once, not twice a second.
+    complained: String,
+}
+
+impl Thread {
+    fn run(mut self) {
+        let ended = catch_unwind(AssertUnwindSafe(|| self.live()));
+        // Also after a panic, whose half-done work is not used any more.
+        self.hands.release();
+        if ended.is_err() {
+            log::error!("power: a bug; clocks are put back");
+            self.told.broke("the power thread: a bug");
+        }
+    }
+
+    fn live(&mut self) {
+        let (mut seen, mut due) = (0, Instant::now() + SAMPLE);
+        loop {
+            seen = self.told.signal.wait(seen, due.saturating_duration_since(Instant::now()));
+            if self.told.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            // First what is urgent: clocks for the new phase. Then what is due.
+            self.enter();
+            self.steer();
+            if Instant::now() >= due {
+                self.look();
+                self.steer();
+                self.beat();
+                let rests = self.phase == Phase::Idle && self.steers.is_none();
+                due = Instant::now() + if rests { SAMPLE_IDLE } else { SAMPLE };
+            } else if self.phase != Phase::Idle {
+                // Work began while it rested.
+                due = due.min(Instant::now() + SAMPLE);
+            }
+        }
+    }
+
+    /// Takes note of the engine's phase.
+    fn enter(&mut self) {
+        self.phase = match self.told.signal.now() {
+            Activity::Idle => Phase::Idle,
+            Activity::Prefill => Phase::Prefill,
+            Activity::Decode => Phase::Decode,
+        };
+        self.told.enter(self.phase);
+    }
+
+    /// Reads the sensors.
+    fn look(&mut self) {
+        self.told.pass();
+        let status = self.looker.look();
+        self.sample = Some(status.sample.clone());
+        let counter_mj = self.looker.counter_mj();
+        if self.told.looked(status, counter_mj, &self.hands.name()) || self.ladder == Ladder::default() {
+            self.ladder = self.looker.ladder();
+        }
+    }
+
+    /// Decides, gives the engine its budget, and sets clocks where others are wanted than before.
+    fn steer(&mut self) {
+        let profile = self.told.profile();
+        let name = profile.as_ref().map(|p| p.name.clone());
+        if name != self.steers {
+            self.state = governor::State::default();
+            self.steers = name;
+            if profile.is_none() {
+                self.let_go();
+            }
+        }
+        let Some(profile) = profile else { return };
+        let metrics = self.told.engine().map(|e| e.metrics());
+        let demand =
+            metrics.map_or(Demand::default(), |m| Demand { waiting: m.prefilling, running: m.decoding });
+        let inputs = Inputs {
+            now_us: self.looker.nodes().now_us(),
+            sample: self.sample.as_ref(),
+            phase: self.phase,
+            demand,
+        };
+        let (decision, next) = governor::decide(&profile, &self.ladder, &self.state, &inputs);
+        self.state = next;
+        if self.asked != Some(decision.clocks) {
+            let done = self.hands.set(&decision.clocks);
+            self.complain(done);
+            self.asked = Some(decision.clocks);
+            self.told.changed();
+        }
+        let budget = Budget { max_batch: decision.budget.max_batch.min(self.batch_max), ..decision.budget };
+        self.allow(budget);
+        let allowed =
+            Allowed { max_batch: budget.max_batch, prefill_chunk: budget.prefill_chunk, pause: budget.pause };
+        let why = decision.why.iter().map(ToString::to_string).collect();
+        self.told.decided(Some(decision.clocks), why, Some(allowed));
+    }
+
+    fn allow(&self, budget: Budget) {
+        if let Some(engine) = self.told.engine().filter(|e| e.budget() != budget) {
+            engine.set_budget(budget);
+        }
+    }
+
+    /// No profile any more: everything is as without us.
+    fn let_go(&mut self) {
+        self.hands.release();
+        self.asked = None;
+        self.allow(Budget { max_batch: self.batch_max, ..Budget::default() });
+        self.told.decided(None, Vec::new(), None);
+    }
+
+    fn beat(&mut self) {
+        if self.asked.is_some() {
+            let beaten = self.hands.beat();
+            self.complain(beaten);
+        }
+    }
+
+    /// Says what is wrong with the hands, once, and shows it.
+    fn complain(&mut self, done: Result<()>) {
+        match done {
+            // Waiting for a helper is no news.
+            Err(Error::Busy { .. }) => {}
+            Err(e) => {
+                let text = e.to_string();
+                if text != self.complained {
+                    log::warn!("clocks: {text}");
+                    self.complained = text;
+                }
+            }
+            Ok(()) => self.complained.clear(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "keeper/tests.rs"]
+mod tests;

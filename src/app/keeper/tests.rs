@@ -1,0 +1,171 @@
+//! The power thread on a simulated board: phases reach the hands, clocks go back however it ends, profiles are switched.
+
+use super::*;
+use crate::serve::Power;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+/// What was asked of the hands, and when.
+#[derive(Default)]
+struct Log {
+    set: Mutex<Vec<(Instant, Clocks)>>,
+    beats: AtomicUsize,
+    released: AtomicBool,
+    breaks: AtomicBool,
+}
+
+struct Recording(Arc<Log>);
+
+impl Hands for Recording {
+    fn name(&self) -> String {
+        "a recording".into()
+    }
+    fn set(&mut self, clocks: &Clocks) -> Result<()> {
+        assert!(!self.0.breaks.load(Ordering::SeqCst), "a planned panic");
+        self.0.set.lock().unwrap().push((Instant::now(), *clocks));
+        Ok(())
+    }
+    fn beat(&mut self) -> Result<()> {
+        self.0.beats.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+    fn release(&mut self) {
+        self.0.released.store(true, Ordering::SeqCst);
+    }
+}
+
+fn wanted(profile: &str) -> Wanted {
+    Wanted {
+        board: "sim:orin-nano-super".into(),
+        profile: Some(profile.to_owned()),
+        clocks: "helper".into(),
+        helper: PathBuf::new(),
+        batch_max: 3,
+    }
+}
+
+fn recorded(profile: &str) -> (Keeper, Arc<Log>) {
+    let (log, wanted) = (Arc::new(Log::default()), wanted(profile));
+    let looker = Looker::open(&wanted.board).unwrap();
+    let modes_by = ModesBy::NoOne("a test".into());
+    (Keeper::with(&wanted, looker, Box::new(Recording(log.clone())), modes_by).unwrap(), log)
+}
+
+/// Waits for something that is due at once, however slow the machine.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{what} never came");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Each change of phase is one call of the hands, repeated news are none, and it comes within milliseconds: half of them
+/// within 10 ms even here, where others share the cores.
+#[test]
+fn a_phase_reaches_the_hands_once_and_soon() {
+    let (keeper, log) = recorded("efficiency");
+    let signal = keeper.signal();
+    let profile = keeper.told().profile().unwrap();
+    let of = |p: Phase| profile.clocks[p.index()];
+    assert_ne!(of(Phase::Decode), of(Phase::Idle), "a profile whose phases differ is needed here");
+    // The first decision comes with the first tick.
+    until("the first wish", || !log.set.lock().unwrap().is_empty());
+    let mut took = Vec::new();
+    for i in 0..40 {
+        let activity = if i % 2 == 0 { Activity::Decode } else { Activity::Idle };
+        let before = log.set.lock().unwrap().len();
+        let began = Instant::now();
+        signal.set(activity);
+        // A token a millisecond changes nothing.
+        signal.set(activity);
+        until("a wish", || log.set.lock().unwrap().len() > before);
+        signal.set(activity);
+        let wishes = log.set.lock().unwrap();
+        let (at, clocks) = wishes[before];
+        assert_eq!(clocks, of(if i % 2 == 0 { Phase::Decode } else { Phase::Idle }));
+        assert_eq!(wishes.len(), before + 1, "one call a change");
+        took.push(at.duration_since(began));
+    }
+    took.sort();
+    println!("phase to hands: median {:?}, worst {:?}", took[took.len() / 2], took[took.len() - 1]);
+    assert!(took[took.len() / 2] < Duration::from_millis(10), "{took:?}");
+    until("a beat", || log.beats.load(Ordering::SeqCst) > 0);
+    assert!(!log.released.load(Ordering::SeqCst));
+    drop(keeper);
+    assert!(log.released.load(Ordering::SeqCst), "clocks go back with the keeper");
+}
+
+#[test]
+fn a_bug_in_the_thread_puts_clocks_back_and_is_told() {
+    let (keeper, log) = recorded("balanced");
+    until("the first wish", || !log.set.lock().unwrap().is_empty());
+    let told = Arc::new(Mutex::new(String::new()));
+    let tells = told.clone();
+    keeper.told().watch(Box::new(move |why| *tells.lock().unwrap() = why.to_owned()));
+    log.breaks.store(true, Ordering::SeqCst);
+    keeper.signal().set(Activity::Decode);
+    until("the end", || !told.lock().unwrap().is_empty());
+    assert!(log.released.load(Ordering::SeqCst));
+    // What was known stays readable.
+    assert!(!keeper.told().now().board.is_empty());
+}
+
+#[test]
+fn profiles_are_switched_and_taken_away() {
+    let (keeper, log) = recorded("balanced");
+    let told = keeper.told();
+    assert_eq!(told.now().profile.as_deref(), Some("balanced"));
+    assert!(told.set_profile("silent").unwrap().starts_with("profile silent: "));
+    until("a budget", || told.now().allowed.is_some());
+    assert_eq!(told.now().profile.as_deref(), Some("silent"));
+    assert!(told.now().allowed.unwrap().max_batch <= 3, "never more than the settings allow");
+    let said = told.set_profile("silnt").unwrap_err().to_string();
+    assert!(said.contains("did you mean \"silent\""), "{said}");
+    assert!(told.set_profile("/etc/passwd").unwrap_err().to_string().contains("expected one of balanced"));
+    assert!(told.set_mode("15W").is_err());
+    told.set_profile("none").unwrap();
+    until("the release", || log.released.load(Ordering::SeqCst));
+    until("no wish", || told.now().asked.is_none());
+    assert_eq!((told.now().profile, told.now().allowed), (None, None));
+}
+
+/// The whole way on the simulated board: real sensors, real governor, real actuator.
+#[test]
+fn a_simulated_board_is_seen_steered_and_put_back() {
+    let keeper = Keeper::start(&wanted("efficiency")).unwrap();
+    let told = keeper.told();
+    let first = told.now();
+    assert!(
+        first.board.contains("Orin Nano") && first.board.contains("sim:orin-nano-super"),
+        "{}",
+        first.board
+    );
+    assert!(first.sample.total_mw.is_some() && !first.sample.zones.is_empty());
+    let stock_hz = first.sample.gpu_max_hz.unwrap();
+    keeper.signal().set(Activity::Decode);
+    let profile = told.profile().unwrap();
+    let cap_hz = profile.clocks[Phase::Decode.index()].gpu_cap_hz;
+    if let Some(cap_hz) = cap_hz.filter(|c| *c < stock_hz) {
+        until("the cap", || told.now().sample.gpu_max_hz == Some(cap_hz));
+    }
+    until("decode energy", || {
+        told.now().energy.iter().any(|e| e.phase == Phase::Decode && e.energy_mj > 100)
+    });
+    assert_eq!(told.now().energy_method.as_deref(), Some("rails"));
+    let spent = told.spent().unwrap();
+    assert!(spent.decode_mj > 100.0 && spent.prefill_mj >= 0.0, "{spent:?}");
+    let names: Vec<&str> = told.gauges().iter().map(|g| g.name).collect();
+    assert!(names.contains(&"tegu_power_milliwatts") && names.contains(&"tegu_energy_millijoules_total"));
+    let value = told.status(None);
+    assert_eq!(value["phase"], "decode");
+    assert!(value["served"].is_object());
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let say = |w: Wanted| Keeper::start(&w).err().expect("refused").to_string();
+    assert!(say(Wanted { board: "sim:orin".into(), ..wanted("balanced") }).contains("sim:orin-nano-super"));
+    assert!(say(Wanted { board: "nano".into(), ..wanted("balanced") }).contains("power.board"));
+    assert!(say(wanted("balance")).contains("did you mean \"balanced\""));
+}

@@ -1,0 +1,64 @@
+//! A daemon on a simulated board: what it tells of power, what it lets itself be told, and that it ends in order.
+
+use super::Daemon;
+use serde_json::{Value, json};
+
+fn status(d: &Daemon) -> Value {
+    let (status, text) = d.get("/v1/power").unwrap();
+    assert_eq!(status, 200, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn a_daemon_on_a_simulated_board_tells_and_steers() {
+    let mut d = Daemon::start("[power]\nboard = \"sim:orin-nano-super\"\n");
+    let s = status(&d);
+    assert!(s["board"].as_str().unwrap().contains("sim:orin-nano-super"), "{s}");
+    assert_eq!((&s["profile"], &s["hands"]), (&json!("balanced"), &json!("this process")));
+    assert!(s["sample"]["total_mw"].as_u64().unwrap() > 1_000);
+    // Energy of a request, with its method, whole and streamed.
+    let body = json!({"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 24});
+    let usage = &d.good("/v1/chat/completions", body.clone())["usage"];
+    let energy = &usage["tegu"]["energy_mj"];
+    let part = |name: &str| energy[name].as_f64().unwrap_or_else(|| panic!("{name} in {usage}"));
+    assert!(part("prefill") > 0.0 && part("decode") > 0.0, "{usage}");
+    assert!((part("total") - part("prefill") - part("decode")).abs() < 0.2, "{usage}");
+    assert_eq!(usage["tegu"]["method"], "rails");
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    streamed["stream_options"] = json!({ "include_usage": true });
+    let (_, text) = d.send("POST", "/v1/chat/completions", streamed.to_string().as_bytes());
+    assert!(text.contains("\"energy_mj\""), "{text}");
+    // Profiles are switched; what is wrong is named.
+    assert!(d.good("/v1/power", json!({"profile": "silent"}))["said"].as_str().unwrap().contains("silent"));
+    d.wait_until("the profile is in force", |d| status(d)["profile"] == "silent");
+    for (body, says) in [
+        (json!({"profile": "silnt"}), "did you mean"),
+        (json!({"profile": "../x.toml"}), "expected one of"),
+        (json!({"mode": "15W"}), "simulated"),
+        (json!({}), "neither or both"),
+        (json!({"profil": "silent"}), "profil"),
+    ] {
+        let (status, value) = d.post("/v1/power", body.clone());
+        let message = value["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.contains(says), "{body}: {status} {value}");
+    }
+    let (_, page) = d.get("/metrics").unwrap();
+    for name in ["tegu_power_milliwatts{rail=\"VDD_IN\"}", "tegu_profile{profile=\"silent\"} 1"] {
+        assert!(page.contains(name), "{name} in\n{page}");
+    }
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    for (name, ..) in tegu::serve::BOARD_METRICS {
+        assert!(readme.contains(&format!("`{name}`")), "README.md lists no {name}");
+    }
+}
+
+#[test]
+fn a_daemon_that_looks_at_no_board_says_so() {
+    let d = Daemon::start("[power]\nboard = \"off\"\n");
+    let (status, text) = d.get("/v1/power").unwrap();
+    assert!(status == 404 && text.contains("no_power"), "{status} {text}");
+    let body = json!({"prompt": "a", "max_tokens": 2});
+    assert_eq!(d.good("/v1/completions", body)["usage"].get("tegu"), None);
+    assert!(!d.get("/metrics").unwrap().1.contains("tegu_temperature_celsius"));
+}
