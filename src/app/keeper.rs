@@ -23,14 +23,16 @@ use crate::engine::Budget;
 use crate::engine::service::{Activity, Signal};
 use crate::power::clocks::Actuator;
 use crate::power::governor::{self, Demand, Inputs, Ladder};
+use crate::power::nvidia::{LIBRARIES, Nvidia};
 use crate::power::profile::{Profile, board_key};
 use crate::power::status::Allowed;
 use crate::power::types::{Clocks, Phase, Sample};
 use crate::units::{Error, Result};
 use driven::Driven;
 use hands::{DirectHands, HelperHands, NoHands};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -102,6 +104,9 @@ impl Keeper {
     fn with(wanted: &Wanted, mut looker: Looker, hands: Box<dyn Hands>, modes_by: ModesBy) -> Result<Keeper> {
         let key = board_key(looker.board());
         let profile = wanted.profile.as_deref().map(|name| Profile::find(name, key)).transpose()?;
+        if let Some(cores) = profile.as_ref().map(|p| p.cores.as_str()).filter(|c| !c.is_empty()) {
+            confine(cores)?;
+        }
         let driven = looker.sim().map(|sim| Driven::new(sim.clone()));
         let told = Arc::new(Told::new(&mut looker, driven, profile, modes_by));
         let mut thread = Thread {
@@ -130,10 +135,32 @@ impl Keeper {
         self.told.signal.clone()
     }
 
+    /// How long the profile lets an idle worker of the CPU backend spin, if a profile steers.
+    pub fn spin_us(&self) -> Option<u64> {
+        self.told.profile().map(|p| p.spin_us)
+    }
+
     /// What is known, for the server, and the way to switch.
     pub fn told(&self) -> Arc<Told> {
         self.told.clone()
     }
+}
+
+/// Keeps this thread, and all that it starts from now on, to the cores of a list such as "0-3,6": the others are the robot's.
+fn confine(cores: &str) -> Result<()> {
+    let ranges = cores.split(',').map(|part| part.split_once('-').unwrap_or((part, part)));
+    let mut set = CpuSet::new();
+    for (low, high) in ranges {
+        // A profile's list was checked when it was read.
+        let number = |s: &str| s.trim().parse::<usize>().ok().filter(|n| *n < CpuSet::MAX_CPU);
+        if let Some((low, high)) = number(low).zip(number(high)) {
+            (low..=high).for_each(|core| set.set(core));
+        }
+    }
+    sched_setaffinity(None, &set).map_err(|e| {
+        let found = format!("{cores:?}, which this system refuses ({e})");
+        Error::bad("profile", "cpu.cores", "cores that there are", found)
+    })
 }
 
 impl Drop for Keeper {
@@ -154,14 +181,22 @@ fn hands_for(wanted: &Wanted, looker: &Looker) -> Result<(Box<dyn Hands>, ModesB
         let ledger = std::env::temp_dir().join(format!("tegu-sim-{}.json", std::process::id()));
         drop(std::fs::remove_file(&ledger));
         let hands = DirectHands::new(Actuator::open(sim.clone(), None, &ledger)?);
-        let why = "a simulated board keeps its mode; --board chooses another".to_owned();
+        let why = "a simulated board, which keeps its mode".to_owned();
         return Ok((Box::new(hands), ModesBy::NoOne(why)));
     }
+    let tree = wanted.board.strip_prefix("tree:");
+    let no_one = |what: &str| ModesBy::NoOne(format!("{what}, whose mode is not switched"));
     match wanted.clocks.as_str() {
         "direct" => {
-            let nvidia = crate::power::nvidia::Nvidia::open(&crate::power::nvidia::LIBRARIES).ok();
-            let actuator = Actuator::open(looker.nodes().clone(), nvidia, LEDGER.as_ref())?;
-            Ok((Box::new(DirectHands::new(actuator)), ModesBy::ThisProcess))
+            let nvidia = if tree.is_none() { Nvidia::open(&LIBRARIES).ok() } else { None };
+            let (ledger, modes_by) = match tree {
+                Some(root) => {
+                    (Path::new(root).join(LEDGER.trim_start_matches('/')), no_one("a tree of files"))
+                }
+                None => (LEDGER.into(), ModesBy::ThisProcess),
+            };
+            let actuator = Actuator::open(looker.nodes().clone(), nvidia, &ledger)?;
+            Ok((Box::new(DirectHands::new(actuator)), modes_by))
         }
         "helper" => Ok((Box::new(HelperHands::new(&wanted.helper)), ModesBy::Helper(wanted.helper.clone()))),
         _ => {

@@ -9,7 +9,7 @@ use super::args::{Common, Load, Override};
 use super::resolve;
 use crate::app::daemon::{Shelf, settings};
 use crate::app::keeper::{Keeper, Told, Wanted};
-use crate::config::Config;
+use crate::config::{Config, Origin};
 use crate::serve;
 use crate::units::Result;
 
@@ -78,7 +78,8 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
     // Ends last: clocks go back when no request is left.
     let keeper = Wanted::of(&config).map(|w| Keeper::start(&w)).transpose()?;
     let told = keeper.as_ref().map(Keeper::told);
-    let shelf = Arc::new(shelf(args, &config, told.clone())?);
+    let spin_us = keeper.as_ref().and_then(Keeper::spin_us);
+    let shelf = Arc::new(shelf(args, &config, told.clone(), spin_us)?);
     let (again, common) = (shelf.clone(), common.clone());
     let flags = args.overrides();
     let reload = move || {
@@ -92,12 +93,21 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
 }
 
 /// The models. With a folder, and none named, the folder's first is the default and the demo stays away.
-pub fn shelf(args: &ServeArgs, config: &Config, power: Option<Arc<Told>>) -> Result<Shelf> {
+/// `spin_us`: what a profile says of idle workers, where the settings say nothing.
+pub fn shelf(
+    args: &ServeArgs,
+    config: &Config,
+    power: Option<Arc<Told>>,
+    spin_us: Option<u64>,
+) -> Result<Shelf> {
     let named = args.load.model_flag.clone();
     let folder_only =
         named.is_none() && config.text("model").is_empty() && !config.text("serve.models").is_empty();
     let default = if folder_only { None } else { Some(resolve::model(named.as_deref(), config)?) };
     let mut options = args.load.options(PathBuf::new(), config)?;
     options.sequences = config.count("serve.sequences") as usize;
+    if let Some(us) = spin_us.filter(|_| config.get("spin_us").1 == Origin::Default) {
+        options.spin_us = us;
+    }
     Ok(Shelf::new(options, default, config, power))
 }

@@ -170,7 +170,7 @@ pub const KEYS: &[Key] = &[
         Kind::Text,
         "auto",
         Some("TEGU_BOARD"),
-        "the board to look at: auto, off, or a simulated one such as sim:orin-nano-super",
+        "the board to look at: auto, off, a simulated one (sim:orin-nano-super), a tree of files (tree:FOLDER)",
     ),
     key(
         "power.profile",

@@ -1,6 +1,7 @@
 //! A daemon on a simulated board: what it tells of power, what it lets itself be told, and that it ends in order.
 
 use super::Daemon;
+use crate::power::trees::{self, Release};
 use serde_json::{Value, json};
 
 fn status(d: &Daemon) -> Value {
@@ -61,4 +62,33 @@ fn a_daemon_that_looks_at_no_board_says_so() {
     let body = json!({"prompt": "a", "max_tokens": 2});
     assert_eq!(d.good("/v1/completions", body)["usage"].get("tegu"), None);
     assert!(!d.get("/metrics").unwrap().1.contains("tegu_temperature_celsius"));
+}
+
+/// On a tree of files that stands for an Orin: the real actuator holds a cap, a SIGKILL leaves it and the next start heals it,
+/// and SIGTERM puts the board's own value back.
+#[test]
+fn clocks_go_back_however_the_daemon_ends() {
+    let tree = tempfile::tempdir().unwrap();
+    let root = tree.path();
+    trees::build(root, trees::spec("nano-8-super"), Release::Six);
+    std::fs::create_dir_all(root.join("run/tegu")).unwrap();
+    let clocks: String =
+        ["prefill", "decode", "idle"].map(|p| format!("[{p}]\ngpu_cap_mhz = 612\n")).concat();
+    let profile = format!("name = \"capped\"\nboard = \"any\"\n{clocks}[fallback]\ngpu_cap_mhz = 612\n");
+    std::fs::write(root.join("capped.toml"), profile).unwrap();
+    let high =
+        || trees::get(root, &format!("{}/max_freq", trees::gpu_folder(Release::Six))).trim().to_owned();
+    let own = high();
+    assert_ne!(own, "612000000");
+    let mut d = Daemon::start(&format!(
+        "[power]\nboard = \"tree:{0}\"\nclocks = \"direct\"\nprofile = \"{0}/capped.toml\"\n",
+        root.display()
+    ));
+    d.wait_until("the cap is set", |_| high() == "612000000");
+    let mut d = d.killed();
+    d.wait_until("the cap is set again", |_| high() == "612000000");
+    d.signal("TERM");
+    assert_eq!(d.ended(), Some(0), "{}", d.log());
+    assert_eq!(high(), own, "the board's own ceiling, not the killed daemon's cap\n{}", d.log());
+    assert!(!root.join("run/tegu/clocks.json").exists());
 }

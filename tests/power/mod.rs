@@ -5,4 +5,4 @@ mod detect;
 mod energy;
 mod helper;
 mod nvml;
-mod trees;
+pub mod trees;

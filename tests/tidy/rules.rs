@@ -71,7 +71,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("minijinja_contrib", &["text"]),
     ("nvml_wrapper", &["power"]),
     ("ratatui", &["cli"]),
-    ("rustix", &["weights"]),
+    ("rustix", &["weights", "app"]),
     ("rustyline", &["cli"]),
     ("sd_notify", &["serve"]),
     ("serde", ALL),

@@ -35,7 +35,7 @@ pub struct Looker {
 }
 
 impl Looker {
-    /// `name`: "auto" for this machine, "sim:…" for a simulated board.
+    /// `name`: "auto" for this machine, "sim:…" for a simulated board, "tree:FOLDER" for a tree of plain files.
     ///
     /// # Errors
     /// For a name that is neither, and for a board whose software is refused (JetPack 5).
@@ -53,8 +53,12 @@ impl Looker {
                 modes,
             });
         }
+        if let Some(root) = name.strip_prefix("tree:") {
+            return Looker::under(Path::new(root));
+        }
         if name != "auto" {
-            let expected = "auto, off, or a simulated board (sim:orin-nano-super)";
+            let expected =
+                "auto, off, a simulated board (sim:orin-nano-super), or a tree of files (tree:FOLDER)";
             return Err(Error::bad("settings", "power.board", expected, format!("{name:?}")));
         }
         Looker::of(Site::open(None)?)

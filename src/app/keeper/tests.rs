@@ -169,3 +169,20 @@ fn what_cannot_be_is_refused_by_name() {
     assert!(say(Wanted { board: "nano".into(), ..wanted("balanced") }).contains("power.board"));
     assert!(say(wanted("balance")).contains("did you mean \"balanced\""));
 }
+
+#[test]
+fn a_profile_keeps_to_its_cores() {
+    use rustix::thread::sched_getaffinity;
+    // On a thread of its own: the others keep theirs.
+    let confined = std::thread::spawn(|| {
+        let allowed = sched_getaffinity(None).unwrap();
+        let core = (0..CpuSet::MAX_CPU).find(|c| allowed.is_set(*c)).unwrap();
+        confine(&core.to_string()).unwrap();
+        let now = sched_getaffinity(None).unwrap();
+        assert!(now.is_set(core) && now.count() == 1);
+        let last = CpuSet::MAX_CPU - 1;
+        confine(&format!("{last}-{last}")).unwrap_err().to_string()
+    });
+    let said = confined.join().unwrap();
+    assert!(said.contains("cpu.cores: expected cores that there are"), "{said}");
+}
