@@ -168,6 +168,11 @@ pub trait Backend: Send {
     /// export gives. After an error the contents of `pages` are undefined.
     fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]) -> Result<()>;
 
+    /// The order in which this backend reads every prompt, if it does not leave that to the count of operations.
+    fn prompt_order(&self) -> Option<MlaOrder> {
+        None
+    }
+
     /// Work counted so far.
     fn counters(&self) -> Counters;
 }

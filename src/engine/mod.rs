@@ -129,7 +129,8 @@ impl Engine {
     /// The order of latent attention for a prompt of `new` tokens over `cached` ones: chosen once, so that how the
     /// prompt is split never shows.
     fn prompt_order(&self, new: usize, cached: usize) -> MlaOrder {
-        self.mla.unwrap_or_else(|| cheaper_order(&self.hyper, new, cached))
+        let fixed = self.mla.or_else(|| self.backend.prompt_order());
+        fixed.unwrap_or_else(|| cheaper_order(&self.hyper, new, cached))
     }
 
     /// `(sequences that read their prompt or wait to, sequences that generate)`.

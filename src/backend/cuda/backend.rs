@@ -2,7 +2,7 @@
 
 use super::driver::Device;
 use super::halves::runs_together;
-use super::latent::can_make;
+use super::latent::{can_make, keeps_absorbed};
 use super::memory::{Arena, Pinned, Ptr};
 use super::model::DevModel;
 use super::module::Gpu;
@@ -334,6 +334,10 @@ impl Backend for CudaBackend {
     fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]) -> Result<()> {
         self.gpu.context().bind()?;
         self.pages.import(&self.gpu.device, pages, tokens, bytes)
+    }
+
+    fn prompt_order(&self) -> Option<MlaOrder> {
+        keeps_absorbed(&self.hyper).then_some(MlaOrder::Absorbed)
     }
 
     fn counters(&self) -> Counters {

@@ -54,6 +54,16 @@ pub fn can_make(h: &Hyper, kv: crate::backend::KvType) -> bool {
     flash::unit(kv, w.q(), w.v, &parts, false).is_some() && w.part() > 0
 }
 
+/// Narrower latents are attended absorbed, unless asked otherwise: in f32, with nothing rounded but the f16 cache. Made keys
+/// and values, queries and weights go to the tensor cores in f16, which doubles what the cache alone errs by, and gains
+/// little where a latent is hardly wider than a key.
+const MADE_LORA_MIN: usize = 256;
+
+/// True for models whose prompts stay absorbed, whatever their length.
+pub fn keeps_absorbed(h: &Hyper) -> bool {
+    matches!(h.attn, AttnHyper::Mla { kv_lora_rank, .. } if kv_lora_rank < MADE_LORA_MIN)
+}
+
 impl Cx<'_> {
     pub(super) fn mla(&self, l: usize, layer: &DevLayer, m: &DevMla) -> Result<()> {
         let w = Widths::of(self.h);
