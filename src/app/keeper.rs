@@ -137,7 +137,7 @@ impl Keeper {
 
     /// How long the profile lets an idle worker of the CPU backend spin, if a profile steers.
     pub fn spin_us(&self) -> Option<u64> {
-        self.told.profile().map(|p| p.spin_us)
+        self.told.profile().and_then(|p| p.spin_us)
     }
 
     /// What is known, for the server, and the way to switch.

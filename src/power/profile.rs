@@ -75,8 +75,8 @@ pub struct Profile {
     pub fallback: Fallback,
     /// Cores that the runtime's threads may use, as a list such as "0-3,6"; empty: all.
     pub cores: String,
-    /// How long an idle worker spins before it sleeps.
-    pub spin_us: u64,
+    /// How long an idle worker spins before it sleeps; none: as the settings say.
+    pub spin_us: Option<u64>,
 }
 
 impl Profile {
@@ -158,7 +158,7 @@ impl Profile {
                 max_batch: read.count("fallback.max_batch", 2)? as usize,
             },
             cores: read.text("cpu.cores")?,
-            spin_us: read.count("cpu.spin_us", 0)?,
+            spin_us: read.real("cpu.spin_us")?.map(|_| read.count("cpu.spin_us", 0)).transpose()?,
         };
         profile.check(file)?;
         Ok(profile)
@@ -243,12 +243,12 @@ impl Profile {
         );
         out += &self.cap_mw.map(|mw| format!("\n[power]\ncap_w = {}\n", mw as f64 / 1e3)).unwrap_or_default();
         let fallback = &self.fallback;
+        let spin = self.spin_us.map(|us| format!("spin_us = {us}\n")).unwrap_or_default();
         out += &format!(
-            "\n[fallback]\ngpu_cap_mhz = {}\nmax_batch = {}\n\n[cpu]\ncores = {}\nspin_us = {}\n",
+            "\n[fallback]\ngpu_cap_mhz = {}\nmax_batch = {}\n\n[cpu]\ncores = {}\n{spin}",
             mhz_text(fallback.gpu_cap_hz),
             fallback.max_batch,
             quoted(&self.cores),
-            self.spin_us
         );
         out
     }
