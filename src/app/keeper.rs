@@ -206,6 +206,15 @@ fn hands_for(wanted: &Wanted, looker: &Looker) -> Result<(Box<dyn Hands>, ModesB
     }
 }
 
+/// The engine's word in this room's.
+fn phase_of(activity: Activity) -> Phase {
+    match activity {
+        Activity::Idle => Phase::Idle,
+        Activity::Prefill => Phase::Prefill,
+        Activity::Decode => Phase::Decode,
+    }
+}
+
 struct Thread {
     told: Arc<Told>,
     looker: Looker,
@@ -258,11 +267,7 @@ impl Thread {
 
     /// Takes note of the engine's phase.
     fn enter(&mut self) {
-        self.phase = match self.told.signal.now() {
-            Activity::Idle => Phase::Idle,
-            Activity::Prefill => Phase::Prefill,
-            Activity::Decode => Phase::Decode,
-        };
+        self.phase = phase_of(self.told.signal.now());
         self.told.enter(self.phase);
     }
 

@@ -156,7 +156,9 @@ impl Energy {
 
     /// Another phase begins.
     pub fn phase(&mut self, phase: Phase, at_us: u64) {
-        self.spans_us[self.phase.index()] += at_us.saturating_sub(self.phase_since_us);
+        // News that comes after a later reading: what was settled by that stays.
+        let at_us = at_us.max(self.phase_since_us);
+        self.spans_us[self.phase.index()] += at_us - self.phase_since_us;
         (self.phase, self.phase_since_us) = (phase, at_us);
     }
 

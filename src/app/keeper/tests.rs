@@ -186,3 +186,19 @@ fn a_profile_keeps_to_its_cores() {
     let said = confined.join().unwrap();
     assert!(said.contains("cpu.cores: expected cores that there are"), "{said}");
 }
+
+/// A short prompt's phases are over before a busy machine wakes the thread; they are paid for all the same.
+#[test]
+fn phases_that_nobody_woke_for_are_counted() {
+    let (keeper, _log) = recorded("balanced");
+    let (told, signal) = (keeper.told(), keeper.signal());
+    let before = told.spent().unwrap();
+    for activity in [Activity::Prefill, Activity::Decode, Activity::Idle] {
+        signal.set(activity);
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    let after = told.spent().unwrap();
+    // 30 ms at no less than the idle board's 4 W.
+    assert!(after.prefill_mj - before.prefill_mj > 60.0, "{before:?} {after:?}");
+    assert!(after.decode_mj - before.decode_mj > 60.0, "{before:?} {after:?}");
+}

@@ -116,10 +116,19 @@ impl Told {
             let rows = self.engine().map_or(0, |e| e.metrics().decoding);
             driven.set(phase, rows);
         }
-        if let Some(energy) = lock(&self.energy).as_mut() {
-            energy.phase(phase, self.nodes.now_us());
-        }
+        self.settle_phases();
         lock(&self.status).phase = Some(phase);
+    }
+
+    /// Tells the meter which phases there were, each from when it began: also those that passed before anyone woke.
+    fn settle_phases(&self) {
+        let mut energy = lock(&self.energy);
+        let changes = self.signal.take_changes();
+        let Some(energy) = energy.as_mut() else { return };
+        for (at, activity) in changes {
+            let ago_us = at.elapsed().as_micros() as u64;
+            energy.phase(super::phase_of(activity), self.nodes.now_us().saturating_sub(ago_us));
+        }
     }
 
     /// Takes a look at the board; true if its power mode is another than before.
@@ -231,6 +240,7 @@ impl Power for Told {
 
     fn spent(&self) -> Option<Spent> {
         self.pass();
+        self.settle_phases();
         let energy = lock(&self.energy);
         let energy = energy.as_ref()?;
         let [prefill_mj, decode_mj, _] = energy.so_far_mj(self.nodes.now_us())?;
