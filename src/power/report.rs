@@ -220,8 +220,9 @@ fn charts(recording: &Recording) -> String {
         steps: true,
     };
     let clocks = vec![
-        curve("GPU", COLOURS[0], |m| m.gpu_mhz),
+        // Below the clock itself, which often lies on it.
         curve("GPU ceiling", COLOURS[5], |m| m.gpu_max_mhz),
+        curve("GPU", COLOURS[0], |m| m.gpu_mhz),
         curve("memory", COLOURS[1], |m| m.emc_mhz),
     ];
     let load =
@@ -269,7 +270,7 @@ fn chart(title: &str, moments: &[Moment], curves: &[Curve], marks: &[(f64, &str)
         );
         tick += step;
     }
-    for (value, name) in marks.iter().filter(|(v, _)| *v > low && *v < high) {
+    for (value, name) in marks.iter().filter(|(v, _)| *v > low && *v <= high) {
         let at = y(*value);
         svg += &format!(
             "<line class=mark x1={LEFT} x2={WIDTH} y1={at:.1} y2={at:.1} stroke=#c4443e />\
@@ -291,12 +292,14 @@ fn chart(title: &str, moments: &[Moment], curves: &[Curve], marks: &[(f64, &str)
         height += 12.0;
     }
     for n in 0..=6 {
-        let at_s = first.at_s + span_s * n as f64 / 6.0;
+        let at_s = span_s * n as f64 / 6.0;
+        // The last word ends where the axis does.
+        let anchor = if n == 6 { "end" } else { "middle" };
         svg += &format!(
-            "<text x={:.0} y={:.0} text-anchor=middle>{}</text>",
-            x(at_s).min(WIDTH - 16.0),
+            "<text x={:.0} y={:.0} text-anchor={anchor}>{}</text>",
+            x(first.at_s + at_s),
             height + 14.0,
-            clock(at_s - first.at_s)
+            tick_text(at_s, span_s)
         );
     }
     let legend: String =
@@ -406,6 +409,15 @@ fn phases(sum: &Summary) -> String {
         "<h2>By phase</h2><table><tr><th>phase<th>time<th>share<th>mean W<th>J{}</table>\n",
         Phase::ALL.map(row).concat()
     )
+}
+
+/// A place on the time axis, in the unit that suits the whole axis.
+fn tick_text(at_s: f64, span_s: f64) -> String {
+    match span_s {
+        s if s < 120.0 => format!("{at_s:.0} s"),
+        s if s < 7200.0 => format!("{:.0}:{:02.0}", (at_s / 60.0).floor(), (at_s % 60.0).floor()),
+        _ => format!("{:.0}:{:02.0} h", (at_s / 3600.0).floor(), (at_s / 60.0 % 60.0).floor()),
+    }
 }
 
 /// Seconds as a person reads them.
