@@ -103,8 +103,10 @@ impl Nvrtc {
                 Err(_) => {}
             }
         }
+        let release =
+            if major_max == u32::MAX { "any release".into() } else { format!("CUDA {major_max} or before") };
         let expected = format!(
-            "libnvrtc.so of CUDA {major_max} or before (JetPack: apt install cuda-nvrtc-12-6 cuda-cudart-dev-12-6; \
+            "libnvrtc.so of {release} (JetPack: apt install cuda-nvrtc-12-6 cuda-cudart-dev-12-6; \
              elsewhere a toolkit or pip's wheels in TEGU_NVRTC_DIR)"
         );
         Err(Error::bad(

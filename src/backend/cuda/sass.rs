@@ -48,9 +48,9 @@ impl Loop {
 const IDP: u16 = 0x026;
 const FFMA: u16 = 0x023;
 const BRA: u16 = 0x147;
-const FP: [u16; 18] = [
-    0x008, 0x009, 0x00b, 0x020, 0x021, 0x023, 0x030, 0x031, 0x032, 0x035, 0x03e, 0x045, 0x105, 0x106, 0x108,
-    0x110, 0x111, 0x113,
+const FP: [u16; 19] = [
+    0x008, 0x009, 0x00b, 0x020, 0x021, 0x023, 0x030, 0x031, 0x032, 0x035, 0x03e, 0x045, 0x102, 0x105, 0x106,
+    0x108, 0x110, 0x111, 0x113,
 ];
 const DOUBLE: [u16; 4] = [0x028, 0x029, 0x02a, 0x02b];
 const LSU: [u16; 16] = [
@@ -74,7 +74,8 @@ fn offset(code: &[u8; 16]) -> i64 {
     (((word >> 32) as i64) << 14) >> 14
 }
 
-/// The innermost loop of a function's code that does most of its multiplications; none if it has no loop.
+/// The loop of a function's code that does most of its multiplications, and in which no smaller loop multiplies; none if it
+/// has no loop.
 pub fn inner_loop(code: &[u8]) -> Option<Loop> {
     let all = code.as_chunks::<16>().0;
     // A branch back to an instruction before it closes a loop; the trap after a function's end branches to itself.
@@ -82,9 +83,11 @@ pub fn inner_loop(code: &[u8]) -> Option<Loop> {
         let to = (i as i64 + 1) + offset(c) / 16;
         (0..i as i64).contains(&to).then_some((to as usize, i))
     });
-    let loops: Vec<(usize, usize)> = back.collect();
-    let holds_another = |a: &(usize, usize)| loops.iter().any(|b| b != a && a.0 <= b.0 && b.1 <= a.1);
-    let inner = loops.iter().filter(|l| !holds_another(l)).map(|l| count(&all[l.0..=l.1]));
+    let loops: Vec<((usize, usize), Loop)> = back.map(|l| (l, count(&all[l.0..=l.1]))).collect();
+    let holds_another = |a: &(usize, usize)| {
+        loops.iter().any(|(b, of_b)| b != a && a.0 <= b.0 && b.1 <= a.1 && of_b.weight() > 0)
+    };
+    let inner = loops.iter().filter(|(l, _)| !holds_another(l)).map(|(_, counted)| *counted);
     inner.max_by_key(|l| (l.weight(), l.pipes.issue()))
 }
 
