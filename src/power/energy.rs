@@ -235,8 +235,10 @@ impl Energy {
         let last = self.last?;
         let mut spans_us = self.spans_us;
         spans_us[self.phase.index()] += now_us.saturating_sub(self.phase_since_us);
-        // A phase that was never measured is taken to draw what the meter says.
-        let powers = self.draw.powers(last.mw).map(|p| p.max(0.0));
+        // A phase of which little is known is taken to draw the mean; where nothing is, what the meter says.
+        let all = self.total();
+        let mean_mw = if all.time_us > 0 { all.energy_mj * 1e6 / all.time_us as f64 } else { last.mw };
+        let powers = self.draw.powers(mean_mw).map(|p| p.max(0.0));
         Some(std::array::from_fn(|i| self.shares[i].energy_mj + spans_us[i] as f64 / 1e6 * powers[i]))
     }
 
