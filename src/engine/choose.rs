@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How long a step may keep a newcomer waiting.
 const STEP: Duration = Duration::from_millis(20);
+/// The same where no one else has asked for anything: a newcomer is less likely, and larger chunks read weights less often.
+const STEP_ALONE: Duration = Duration::from_millis(60);
 /// Short chunks are multiples of this. Far into a long prompt even so few rows take most of a step's time.
 const CHUNK: usize = PAGE_TOKENS / 4;
 /// A prompt of which nothing was read for a second counts as this many tokens shorter.
@@ -113,12 +115,14 @@ impl Engine {
     pub(super) fn learn(&mut self, batch: &[(usize, usize)], took: Duration) {
         let least = Duration::from_micros(self.small_step_us as u64);
         let mut reads = false;
+        let alone = self.seqs.iter().filter(|s| s.done.is_none()).count() == 1;
+        let step = if alone { STEP_ALONE } else { STEP };
         for &(i, rows) in batch {
             let s = &mut self.seqs[i];
             reads |= rows > 1;
             // The last piece of a prompt is shorter, and one of a short prompt longer.
             if rows > 1 && rows == s.chunk.rows() {
-                s.chunk.learn(took, least);
+                s.chunk.learn(took, step.max(2 * least));
             }
         }
         if !reads {
@@ -231,10 +235,9 @@ impl Chunk {
         ((self.rows / CHUNK as f64).round() as usize).max(1) * CHUNK
     }
 
-    /// A step with as many rows of this prompt took so long; one without any takes `least`. The reading of a prompt
-    /// may double a step: weights are read once for all its rows, and with fewer it would take more than twice its time.
-    pub fn learn(&mut self, took: Duration, least: Duration) {
-        let may = STEP.max(2 * least).as_secs_f64();
+    /// A step with as many rows of this prompt took so long, and `may` take so long.
+    pub fn learn(&mut self, took: Duration, may: Duration) {
+        let may = may.as_secs_f64();
         // One step that something disturbed says little.
         let change = (may / took.as_secs_f64().max(1e-6)).clamp(0.5, 2.0);
         self.rows = (self.rows() as f64 * change).clamp(CHUNK as f64, 65_536.0);
@@ -250,7 +253,7 @@ mod tests {
         let mut chunk = Chunk::default();
         let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
         for _ in 0..20 {
-            chunk.learn(ms(step_ms + row_ms * chunk.rows() as f64), ms(small_ms));
+            chunk.learn(ms(step_ms + row_ms * chunk.rows() as f64), STEP.max(2 * ms(small_ms)));
         }
         chunk.rows()
     }
@@ -269,9 +272,9 @@ mod tests {
         assert_eq!(settled(0.0, 50.0, 40.0), 8);
         // A disturbance costs one short step.
         let mut chunk = Chunk { rows: 64.0 };
-        chunk.learn(Duration::from_millis(500), Duration::from_millis(5));
+        chunk.learn(Duration::from_millis(500), STEP);
         assert_eq!(chunk.rows(), 32);
-        chunk.learn(Duration::from_millis(10), Duration::from_millis(5));
+        chunk.learn(Duration::from_millis(10), STEP);
         assert_eq!(chunk.rows(), 64);
     }
 }

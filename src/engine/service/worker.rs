@@ -99,6 +99,8 @@ fn reason(panic: &(dyn std::any::Any + Send)) -> String {
 impl Worker {
     fn serve(&mut self, commands: &Receiver<Command>) {
         let mut idle = true;
+        // Whoever looks before the first request finds the cache's size too.
+        self.publish();
         loop {
             if self.take_commands(commands, idle).is_none() {
                 return;
