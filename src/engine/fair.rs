@@ -173,9 +173,7 @@ mod tests {
         assert_eq!((accounts.level("human", at(11)), accounts.level("bulk", at(11))), (0, 0));
         // What is given while both ask counts.
         accounts.charge("bulk", 0, 16_000);
-        accounts.seen("bulk", at(12));
-        accounts.seen("human", at(12));
-        assert!(accounts.level("bulk", at(12)) >= 2 && accounts.level("human", at(12)) == 0);
+        assert_eq!((accounts.level("human", at(11)), accounts.level("bulk", at(11))), (0, 3));
     }
 
     #[test]
