@@ -84,12 +84,13 @@ impl Mode {
         let hex = || value.strip_prefix("0x").and_then(|h| u64::from_str_radix(h, 16).ok());
         let limit =
             value.parse::<i64>().ok().filter(|v| *v > 0 && *v < i64::from(i32::MAX)).map(|v| v as u64);
+        // Releases name the argument either way.
         match (param, arg) {
-            ("GPU", "MAX_FREQ") => self.gpu_max_hz = limit,
-            ("EMC", "MAX_FREQ") => {
+            ("GPU", "MAX_FREQ" | "MAX") => self.gpu_max_hz = limit,
+            ("EMC", "MAX_FREQ" | "MAX") => {
                 self.emc_max_hz = value.parse().ok().and_then(super::sensors::emc_cap);
             }
-            (cpu, "MAX_FREQ") if cpu.starts_with("CPU") => {
+            (cpu, "MAX_FREQ" | "MAX") if cpu.starts_with("CPU") => {
                 let hz = limit.map(|khz| khz * 1000);
                 self.cpu_max_hz = [self.cpu_max_hz, hz].into_iter().flatten().min();
             }
@@ -260,8 +261,8 @@ GPU MIN_FREQ 0
 GPU MAX_FREQ 612000000
 EMC MAX_FREQ 2133000000
 <POWER_MODEL ID=2 NAME=MAXN_SUPER>
-GPU MAX_FREQ -1
-EMC MAX_FREQ 0
+GPU MAX -1
+EMC MAX 665600000
 < PM_CONFIG DEFAULT=1 >
 ";
     let table = Table::parse(conf);
@@ -273,7 +274,7 @@ EMC MAX_FREQ 0
         cpu_max_hz: Some(1_344_000_000),
         tpc_mask: Some(240),
     };
-    let second = Mode { id: 2, name: "MAXN_SUPER".into(), ..Mode::default() };
+    let second = Mode { id: 2, name: "MAXN_SUPER".into(), emc_max_hz: Some(665_600_000), ..Mode::default() };
     assert_eq!(table, Table { modes: vec![first, second], default: Some(1) });
     assert_eq!(table.find("maxn_super").map(|m| m.id), Some(2));
     assert_eq!(table.find("0").map(|m| m.name.as_str()), Some("15W"));

@@ -106,7 +106,9 @@ fn rows(sensors: &Sensors, s: &Sample, mode: Option<&str>) -> Vec<Row> {
     }));
     rows.extend(mode.map(|m| ("power mode", m.to_owned())));
     if let Some(total) = s.total_mw {
-        rows.push(("power", format!("{} ({})", watts(total), sensors.total_of().join(" + "))));
+        let of = sensors.total_of().join(" + ");
+        let of = if of.is_empty() { "the GPU's board, as its driver averages it".to_owned() } else { of };
+        rows.push(("power", format!("{} ({of})", watts(total))));
     }
     rows.extend(s.rails.iter().map(|r| ("  rail", format!("{} {}", watts(r.power_mw), r.label))));
     if let Some(hz) = s.gpu_hz {
@@ -146,12 +148,7 @@ fn rows(sensors: &Sensors, s: &Sample, mode: Option<&str>) -> Vec<Row> {
         };
         rows.push(("cpu clocks", s.cpus.iter().map(one).collect::<Vec<_>>().join(", ")));
     }
-    if let Some(m) = s.memory {
-        let gpu = m.gpu_bytes.map_or(String::new(), |b| format!(", {} of it the GPU's", Bytes(b)));
-        let used = Bytes(m.total_bytes.saturating_sub(m.available_bytes));
-        rows.push(("memory", format!("{used} used of {}{gpu}", Bytes(m.total_bytes))));
-        rows.push(("swap", format!("{} used of {}", Bytes(m.swap_used_bytes), Bytes(m.swap_total_bytes))));
-    }
+    rows.extend(memory(sensors, s));
     rows.extend(s.faults.iter().map(|f| {
         let what = match f.fault {
             Fault::Missing => "gives no reading any more",
@@ -160,6 +157,21 @@ fn rows(sensors: &Sensors, s: &Sample, mode: Option<&str>) -> Vec<Row> {
         };
         ("fault", format!("{} {what}", f.sensor))
     }));
+    rows
+}
+
+fn memory(sensors: &Sensors, s: &Sample) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    rows.extend(sensors.nvidia().and_then(|n| {
+        let (used, total) = n.memory_bytes()?;
+        Some(("gpu memory", format!("{} used of {}", Bytes(used), Bytes(total))))
+    }));
+    if let Some(m) = s.memory {
+        let gpu = m.gpu_bytes.map_or(String::new(), |b| format!(", {} of it the GPU's", Bytes(b)));
+        let used = Bytes(m.total_bytes.saturating_sub(m.available_bytes));
+        rows.push(("memory", format!("{used} used of {}{gpu}", Bytes(m.total_bytes))));
+        rows.push(("swap", format!("{} used of {}", Bytes(m.swap_used_bytes), Bytes(m.swap_total_bytes))));
+    }
     rows
 }
 
