@@ -4,8 +4,8 @@
 use super::driver::Device;
 use super::memory::{Arena, PIECE_ALIGN, Ptr};
 use super::params::MatrixParams;
-use crate::format::layout::{self, Planes};
-use crate::format::{Codec, f16};
+use crate::format::layout::{self, Planes, TILE_ROWS};
+use crate::format::{Codec, Tiles, f16};
 use crate::units::Result;
 use crate::weights::{self, Matrix, MatrixJob, Source};
 use std::sync::mpsc;
@@ -24,8 +24,8 @@ pub struct Stored {
     pub cols: usize,
     /// Its planes.
     pub planes: Planes,
-    /// It is F32 on the host and rounded to F16 on its way.
-    pub halved: bool,
+    /// It is of another codec on the host and converted on its way.
+    pub converted: bool,
 }
 
 impl Stored {
@@ -41,15 +41,23 @@ impl Stored {
 }
 
 /// What each job becomes. Matrices that are F32 only because a quantized one was turned (heads of latent attention) are
-/// kept in F16 unless `exact`: their values have at most 15 significant bits, and F32 would double a decode's bytes.
+/// kept in F16 unless `exact`: their values have at most 15 significant bits, and F32 would double a decode's bytes. So are
+/// parts of an FP8 tensor: only those on its blocks' edges are FP8 on the host, and heads must all be of one codec.
 pub fn stored(source: &Source, jobs: &[MatrixJob], exact: bool) -> Result<Vec<Stored>> {
     let shapes = weights::shapes(source, jobs)?;
-    let one = |(job, (codec, rows, cols)): (&MatrixJob, (Codec, usize, usize))| {
-        let was = source.tensors()[job.spans[0].tensor].codec;
-        let halved = !exact && codec == Codec::F32 && was != Codec::F32;
-        let codec = if halved { Codec::F16 } else { codec };
+    let one = |(job, (was, rows, cols)): (&MatrixJob, (Codec, usize, usize))| {
+        let codec = was;
+        let span = &job.spans[0];
+        let tensor = &source.tensors()[span.tensor];
+        let widened = codec == Codec::F32 && tensor.codec != Codec::F32;
+        let part_of_f8 = codec == Codec::F8E4M3 && span.rows < tensor.rows();
+        let codec = match exact {
+            true if part_of_f8 => Codec::F32,
+            false if part_of_f8 || widened => Codec::F16,
+            _ => codec,
+        };
         let planes = layout::planes(codec, rows, cols).expect("shape was checked when planned");
-        Stored { codec, rows, cols, planes, halved }
+        Stored { codec, rows, cols, planes, converted: codec != was }
     };
     Ok(jobs.iter().zip(shapes).map(one).collect())
 }
@@ -134,14 +142,79 @@ fn batches(stored: &[Stored]) -> Vec<std::ops::Range<usize>> {
 
 fn copy(device: &Device, m: &Matrix, stored: &Stored, to: Ptr) -> Result<()> {
     assert_eq!((m.rows, m.cols), (stored.rows, stored.cols));
-    if !stored.halved {
+    if !stored.converted {
         assert_eq!(m.codec, stored.codec);
         return device.copy_in(to, &m.bytes[..]);
     }
-    // Dense tiles are element by element, so that another width needs no other order.
-    let halves: Vec<u8> = (m.planes.codes.of(&m.bytes).as_chunks::<4>().0.iter())
-        .flat_map(|b| f16::from_f32(f32::from_le_bytes(*b)).to_le_bytes())
-        .collect();
-    assert!(halves.len() <= stored.planes.total_bytes);
-    device.copy_in(to, &halves)
+    device.copy_in(to, &convert(m, stored.codec))
+}
+
+/// The codes plane of a dense matrix as F16 or F32. Dense tiles are element by element, so that another width needs no other
+/// order.
+pub fn convert(m: &Matrix, to: Codec) -> Vec<u8> {
+    let wide = |b: &[u8; 4]| f32::from_le_bytes(*b);
+    let values: Vec<f32> = match m.codec {
+        Codec::F32 => m.planes.codes.of(&m.bytes).as_chunks::<4>().0.iter().map(wide).collect(),
+        _ => {
+            let tiles = Tiles::new(m.codec, m.rows, m.cols, &m.bytes);
+            let (mut row, mut out) = (vec![0.0; m.cols], vec![0.0; m.tiles() * TILE_ROWS * m.cols]);
+            for r in 0..m.rows {
+                tiles.row(r, &mut row);
+                let first = r / TILE_ROWS * m.cols * TILE_ROWS + r % TILE_ROWS;
+                row.iter().enumerate().for_each(|(k, v)| out[first + k * TILE_ROWS] = *v);
+            }
+            out
+        }
+    };
+    match to {
+        Codec::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        Codec::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        other => unreachable!("{} is not converted to", other.name()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::{Segment, WeightBytes};
+    use std::sync::Arc;
+
+    fn matrix(codec: Codec, rows: usize, cols: usize, fill: impl Fn(&mut [u8], &Planes)) -> Matrix {
+        let planes = layout::planes(codec, rows, cols).unwrap();
+        let mut segment = Segment::zeroed(planes.total_bytes);
+        fill(segment.bytes_mut(), &planes);
+        Matrix::new(codec, rows, cols, WeightBytes::new(Arc::new(segment), 0, planes.total_bytes))
+    }
+
+    #[test]
+    fn what_is_converted_keeps_its_values() {
+        // More than one block of FP8 each way, and a last tile that is not full.
+        let (rows, cols) = (150, 140);
+        let f8 = matrix(Codec::F8E4M3, rows, cols, |bytes, planes| {
+            let codes = &mut bytes[planes.codes.offset..][..planes.codes.len];
+            codes.iter_mut().enumerate().for_each(|(i, b)| *b = (i * 37 % 0x7f) as u8);
+            let scales = &mut bytes[planes.d.offset..][..planes.d.len];
+            for (i, b) in scales.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                *b = (0.25 * (i + 1) as f32).to_le_bytes();
+            }
+        });
+        let want = Tiles::new(f8.codec, rows, cols, &f8.bytes);
+        for codec in [Codec::F32, Codec::F16] {
+            let wide = matrix(codec, rows, cols, |bytes, planes| {
+                let made = convert(&f8, codec);
+                bytes[planes.codes.offset..][..made.len()].copy_from_slice(&made);
+            });
+            let got = Tiles::new(codec, rows, cols, &wide.bytes);
+            let (mut a, mut b) = (vec![0.0; cols], vec![0.0; cols]);
+            for row in 0..rows {
+                want.row(row, &mut a);
+                got.row(row, &mut b);
+                let same = a
+                    .iter()
+                    .zip(&b)
+                    .all(|(a, b)| codec == Codec::F32 && a == b || f16::from_f32(*a).to_f32() == *b);
+                assert!(same, "{codec:?} row {row}");
+            }
+        }
+    }
 }

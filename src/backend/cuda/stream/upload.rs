@@ -4,8 +4,8 @@
 use super::lane::{Event, Lane};
 use crate::backend::cuda::driver::{Context, Device};
 use crate::backend::cuda::memory::{Pinned, Ptr};
-use crate::backend::cuda::weights::Stored;
-use crate::format::f16;
+use crate::backend::cuda::weights::{self, Stored};
+use crate::format::{Codec, f16};
 use crate::units::Result;
 use crate::weights::Matrix;
 use std::sync::Arc;
@@ -47,9 +47,13 @@ impl Upload {
     /// Puts a matrix on its way to `to`; it may be given up when this returns.
     pub fn matrix(&mut self, to: Ptr, m: &Matrix, stored: &Stored) -> Result<()> {
         assert_eq!((m.rows, m.cols), (stored.rows, stored.cols), "a source gives what was asked for");
-        if !stored.halved {
+        if !stored.converted {
             assert_eq!(m.codec, stored.codec);
             return self.pieces(to, &m.bytes, 1, |from, piece| piece.copy_from_slice(from));
+        }
+        if (m.codec, stored.codec) != (Codec::F32, Codec::F16) {
+            let bytes = weights::convert(m, stored.codec);
+            return self.pieces(to, &bytes, 1, |from, piece| piece.copy_from_slice(from));
         }
         // Dense tiles are element by element, so that another width needs no other order.
         let f32s = m.planes.codes.of(&m.bytes);
