@@ -291,17 +291,7 @@ fn chart(title: &str, moments: &[Moment], curves: &[Curve], marks: &[(f64, &str)
         svg += &stripe(moments, &x, HEIGHT + 2.0);
         height += 12.0;
     }
-    for n in 0..=6 {
-        let at_s = span_s * n as f64 / 6.0;
-        // The last word ends where the axis does.
-        let anchor = if n == 6 { "end" } else { "middle" };
-        svg += &format!(
-            "<text x={:.0} y={:.0} text-anchor={anchor}>{}</text>",
-            x(first.at_s + at_s),
-            height + 14.0,
-            tick_text(at_s, span_s)
-        );
-    }
+    svg += &time_axis(span_s, &|at_s| x(first.at_s + at_s), height + 14.0);
     let legend: String =
         shown.iter().map(|c| format!("<i style=background:{}></i>{}", c.colour, escape(&c.name))).collect();
     let phases = if bands && moments.iter().any(|m| m.phase.is_some()) {
@@ -409,6 +399,17 @@ fn phases(sum: &Summary) -> String {
         "<h2>By phase</h2><table><tr><th>phase<th>time<th>share<th>mean W<th>J{}</table>\n",
         Phase::ALL.map(row).concat()
     )
+}
+
+/// Seven words below a chart, at even distances in time.
+fn time_axis(span_s: f64, x: &dyn Fn(f64) -> f64, y: f64) -> String {
+    let word = |n: usize| {
+        let at_s = span_s * n as f64 / 6.0;
+        // The last word ends where the axis does.
+        let anchor = if n == 6 { "end" } else { "middle" };
+        format!("<text x={:.0} y={y:.0} text-anchor={anchor}>{}</text>", x(at_s), tick_text(at_s, span_s))
+    };
+    (0..=6).map(word).collect()
 }
 
 /// A place on the time axis, in the unit that suits the whole axis.
