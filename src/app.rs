@@ -284,15 +284,14 @@ fn cuda_options(o: &Options, pages: usize) -> CudaOptions {
     }
 }
 
-/// The GPU that the options ask for. `auto` falls back on the CPU and says why: in a note where no driver is installed, in a
-/// warning where one is and cannot be used.
+/// The GPU that the options ask for. `auto` falls back on the CPU and warns where a driver is there and cannot be used;
+/// that none is installed is said once a model is loaded.
 fn gpu(o: &Options) -> Result<Option<Gpu>> {
     // Reading every page is what the CPU's sparse reading is tested against; no GPU kernel does it.
     if o.backend == Choice::Cpu || o.backend == Choice::Auto && o.dense_masks {
         return Ok(None);
     }
     if o.backend == Choice::Auto && cuda::driver::absent().is_some() {
-        observe::note(format_args!("no NVIDIA driver (libcuda.so.1): running on the CPU"));
         return Ok(None);
     }
     match Gpu::open(o.wait) {
@@ -372,6 +371,9 @@ impl Prepared {
                 let hyper = model.hyper.clone();
                 let backend = CpuBackend::new(Arc::new(model), Arc::new(experts), cpu);
                 let kernels = backend.isa().name().to_owned();
+                if self.options.backend == Choice::Auto && cuda::driver::absent().is_some() {
+                    observe::note("no NVIDIA driver (libcuda.so.1): running on the CPU");
+                }
                 (hyper, Box::new(backend), kernels)
             }
         };
