@@ -244,16 +244,18 @@ fn params(a: &Attend, unit: Unit) -> AttendParams {
     }
 }
 
+/// The module that does it. A block of the tensor cores' kernel takes twice as long as one without, for sixteen heads at once:
+/// while one wave of small blocks does it all, they are sooner done.
+pub(super) fn chosen(gpu: &Gpu, a: &Attend) -> Unit {
+    let (h, unit) = (&a.heads, unit(&a.heads, a.seen.kv));
+    let small = a.entries * h.heads.div_ceil(4) * a.n <= gpu.device.multiprocessors as usize;
+    if unit.file == LATENT.file && small && a.parts.is_some() { plain(h, a.seen.kv) } else { unit }
+}
+
 /// Attends from `n` rows.
 pub fn attend(gpu: &Gpu, a: &Attend) -> Result<()> {
     let (h, kv) = (&a.heads, a.seen.kv);
-    let mut unit = unit(h, kv);
-    // A block of the tensor cores' kernel takes twice as long as one without, for sixteen heads at once: while one wave of
-    // small blocks does it all, they are sooner done.
-    let small = a.entries * h.heads.div_ceil(4) * a.n <= gpu.device.multiprocessors as usize;
-    if unit.file == LATENT.file && small && a.parts.is_some() {
-        unit = plain(h, kv);
-    }
+    let unit = chosen(gpu, a);
     assert!(a.out_q.is_null() || h.dv.is_multiple_of(crate::format::layout::GROUP));
     let params = params(a, unit);
     let each = pages_min(h, unit);
