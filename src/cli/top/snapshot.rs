@@ -54,7 +54,8 @@ pub fn svg(buffer: &Buffer) -> String {
     let (width, height) = (columns * CELL_W + 16.0, rows * CELL_H + 16.0);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
-         font-family=\"monospace\" font-size=\"14\" style=\"white-space:pre\">\n<rect width=\"100%\" height=\"100%\" fill=\"#16181d\"/>\n"
+         font-family=\"monospace\" font-size=\"14\" style=\"white-space:pre\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#16181d\"/>\n"
     );
     for y in 0..buffer.area.height {
         let top = 8.0 + f64::from(y) * CELL_H;
