@@ -5,4 +5,5 @@ mod detect;
 mod energy;
 mod helper;
 mod nvml;
+mod top;
 pub mod trees;
