@@ -73,23 +73,8 @@ fn phases_of_a_second_are_told_apart() {
         let total = rig.energy.total().energy_mj;
         assert!((total / all - 1.0).abs() < 0.02, "{name}: {total} mJ, drew {all}");
         // The meter gives a number every 430 ms: a prompt of 0.16 to 0.35 s is told less sharply than decode.
-        // The meter gives a number every 430 ms: a prompt of 0.16 to 0.35 s is told less sharply than decode.
-        for phase in Phase::ALL {
-            let (got, drew) = (rig.energy.share(phase).energy_mj, rig.drew_mj[phase.index()]);
-            println!(
-                "{name} {}: {got:.0} mJ, drew {drew:.0} ({:+.1} %), {} ms",
-                phase.name(),
-                (got / drew - 1.0) * 100.0,
-                rig.energy.share(phase).time_us / 40_000
-            );
-        }
         for (phase, off) in [(Phase::Prefill, 0.25), (Phase::Decode, 0.05), (Phase::Idle, 0.03)] {
             let (got, drew) = (rig.energy.share(phase).energy_mj, rig.drew_mj[phase.index()]);
-            println!(
-                "{name} {}: {got:.0} mJ, drew {drew:.0} ({:+.1} %)",
-                phase.name(),
-                (got / drew - 1.0) * 100.0
-            );
             println!(
                 "{name} {}: {got:.0} mJ, drew {drew:.0} ({:+.1} %)",
                 phase.name(),
