@@ -284,6 +284,11 @@ struct Cache {
 }
 
 impl Cache {
+    /// What a launch is given. A closure that calls this holds the memory too; one that names the field would not.
+    fn seen(&self) -> Seen {
+        self.seen
+    }
+
     /// `row_bytes`: keys and values (or latent and rope key) of a position.
     fn new(gpu: &Gpu, positions: &[u32], sequences: usize, tokens: usize, row_bytes: usize) -> Result<Cache> {
         let each = tokens.div_ceil(PAGE_TOKENS);
@@ -311,7 +316,7 @@ fn decode<'a>(gpu: &'a Gpu, h: Heads, n: usize, tokens: usize) -> Result<Made<'a
     let macs = (n * h.heads * tokens * (h.d + h.dv)) as u64;
     let launch = move |_: usize| {
         let a = Attend {
-            seen: cache.seen,
+            seen: cache.seen(),
             heads: h,
             n,
             q: q.ptr(),
@@ -348,7 +353,7 @@ fn prefill<'a>(gpu: &'a Gpu, n: usize, shape: (usize, usize, usize, usize), made
             false => Keys::Cached { kv_heads },
         };
         let f = Flash {
-            seen: cache.seen,
+            seen: cache.seen(),
             n,
             heads,
             some_heads: (0, heads),
