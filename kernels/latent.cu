@@ -111,6 +111,7 @@ __device__ __forceinline__ void soften(const AttendParams& p, u32 i, u32 index, 
     f32 total = __half2float(weight);
 #pragma unroll
     for (int w = 16; w > 0; w /= 2) total += __shfl_xor_sync(~0u, total, w);
+    __syncwarp(); // every lane has read the maximum that the first replaces
     if (lane == 0) {
       const f32 c = after == NONE_SEEN ? 1 : expf(before - after);
       room.factor[h] = c;

@@ -52,9 +52,9 @@ fn cross(path: &Path, kv: KvType, mask: Option<Mask>, from: Choice, to: Choice) 
     assert_eq!(reader.engine.load_session(&file).unwrap(), (all.clone(), 119), "{what}");
     reader.engine.save_session(&again, &all).unwrap();
     assert!(std::fs::read(&file).unwrap() == std::fs::read(&again).unwrap(), "{what}: other bytes");
-    // One more token than is there: the only one that is read.
+    // One more token than is there: a row like those that generate, and nothing of the prompt is read.
     let (on, read) = answer(&mut reader, &all, 8);
-    assert_eq!((on.len(), read), (8, 1), "{what}");
+    assert_eq!((on.len(), read), (8, 0), "{what}");
     let (own, _) = answer(&mut writer, &all, 8);
     println!("{what}: {} of 8 tokens are the writer's", on.iter().zip(&own).filter(|(a, b)| a == b).count());
     // Random models have near ties now and then, but not at once.
