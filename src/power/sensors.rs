@@ -11,6 +11,9 @@ use std::sync::Arc;
 /// the GPU's clock can appear after our service started).
 const LOOK_AGAIN_US: u64 = 5_000_000;
 
+/// What a zone whose block is off reads, where it does not answer EAGAIN.
+const RESTING_MC: i64 = -256_000;
+
 /// A process and the GPU memory that it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuProcess {
@@ -139,6 +142,8 @@ impl Sensors {
             let reading = number::<i64>(self.nodes.as_ref(), path);
             // EAGAIN from a block that is off: vision engines, and the GPU behind its power gate.
             let may_rest = kind.starts_with("cv") || kind.starts_with("gpu");
+            // Some kernels say so by the number that tegrastats prints for it.
+            let reading = reading.filter(|mc| !may_rest || *mc != RESTING_MC);
             let believed = self.sanity.check(kind, Unit::Temperature, sample.at_us, reading, may_rest);
             if let Some(temp_mc) = believed {
                 sample.zones.push(Zone { kind: kind.clone(), temp_mc: temp_mc as i32 });
