@@ -117,9 +117,8 @@ impl Regression {
         for i in 0..3 {
             for row in i + 1..3 {
                 let f = a[row][i] / a[i][i];
-                for col in i..3 {
-                    a[row][col] -= f * a[i][col];
-                }
+                let above = a[i];
+                a[row].iter_mut().zip(above).skip(i).for_each(|(x, y)| *x -= f * y);
                 b[row] -= f * b[i];
             }
         }

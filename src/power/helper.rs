@@ -217,8 +217,11 @@ fn converse(stream: UnixStream, from: usize, letters: &SyncSender<Letter>) {
         && stream.set_read_timeout(Some(SILENT_MAX)).is_ok()
         && stream.set_write_timeout(Some(SILENT_MAX)).is_ok();
     let Ok(mut out) = stream.try_clone() else { return };
+    if !ready {
+        return;
+    }
     let mut lines = BufReader::new(stream);
-    while ready {
+    loop {
         let mut line = Vec::new();
         match (&mut lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
             Err(e) if e.kind() == ErrorKind::Interrupted => continue,

@@ -75,11 +75,14 @@ impl Summary {
     }
 }
 
+/// What a curve shows of a moment; nothing where it was not metered.
+type Value<'a> = Box<dyn Fn(&Moment) -> Option<f64> + 'a>;
+
 /// A curve: name, colour, points.
 struct Curve<'a> {
     name: String,
     colour: &'static str,
-    value: Box<dyn Fn(&Moment) -> Option<f64> + 'a>,
+    value: Value<'a>,
     /// A step holds its value until the next point, as clocks do.
     steps: bool,
 }
@@ -157,7 +160,7 @@ fn tiles(sum: &Summary) -> String {
 fn warnings(recording: &Recording, sum: &Summary) -> String {
     let mut out = String::new();
     let mut warn = |text: String| {
-        write!(out, "<div class=warn>{text}</div>\n").expect("a string takes it");
+        writeln!(out, "<div class=warn>{text}</div>").expect("a string takes it");
     };
     if recording.moments.len() < 2 {
         warn("Fewer than two samples: there is nothing to add up.".into());
@@ -443,7 +446,7 @@ mod tests {
     fn recording(n: usize) -> Recording {
         let moment = |i: usize| Moment {
             at_s: i as f64 * 0.5,
-            phase: Some(if i % 4 == 0 { Phase::Prefill } else { Phase::Decode }),
+            phase: Some(if i.is_multiple_of(4) { Phase::Prefill } else { Phase::Decode }),
             total_w: Some(10.0 + (i % 2) as f64),
             gpu_mhz: Some(918.0),
             oc: [Some(0.0), Some(i as f64), None],

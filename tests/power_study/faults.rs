@@ -55,7 +55,7 @@ fn run(fault: &NodeFault, power_too: bool) -> Seen {
             set = wanted;
             for path in &paths {
                 // A block that is off stays off.
-                if wanted && inside.read(path).is_ok() || !wanted {
+                if !wanted || inside.read(path).is_ok() {
                     inside.fault(path, wanted.then(|| fault.clone()));
                 }
             }

@@ -180,17 +180,16 @@ fn idle() -> String {
 fn ratios() -> String {
     let rows = [("15W : 7W", 1, 0), ("25W : 15W", 2, 1), ("MAXN : 25W", 3, 2)].map(|(name, a, b)| {
         let (now, before) = (table_b(a), table_b(b));
-        let range = |pick: &dyn Fn(&(&str, [f64; 4], [f64; 4])) -> f64| {
-            let all: Vec<f64> = TABLE_B.iter().map(pick).collect();
+        let range = |all: Vec<f64>| {
             let (low, high) = all.iter().fold((f64::MAX, f64::MIN), |(l, h), &v| (l.min(v), h.max(v)));
             format!("{low:.2} to {high:.2}")
         };
         vec![
             name.to_owned(),
             format!("{:.2}", now.0 / before.0),
-            range(&|r| r.1[a] / r.1[b]),
+            range(TABLE_B.iter().map(|r| r.1[a] / r.1[b]).collect()),
             format!("{:.2}", now.1 / before.1),
-            range(&|r| r.2[a] / r.2[b]),
+            range(TABLE_B.iter().map(|r| r.2[a] / r.2[b]).collect()),
         ]
     });
     let head = ["modes", "speed, model", "speed, published", "tok/J, model", "tok/J, published"];

@@ -96,7 +96,7 @@ fn heat_is_held_with_few_steps_and_little_loss() {
         assert!(ours.hottest_c <= 86.0, "{name}, R3 {sink}: {:.1} °C", ours.hottest_c);
         let most = ours.most_changes_a_minute();
         assert!(most <= 4, "{name}, R3 {sink}: {most} changes within a minute");
-        let share = tok_s(&ours) / tok_s(&fixed);
+        let share = tok_s(ours) / tok_s(fixed);
         assert!(share >= 0.9, "{name}, R3 {sink}: {share:.3} of the best fixed setting ({setting})");
     }
 }
