@@ -51,8 +51,7 @@ Exit codes:
   0    done
   2    bad input: a flag, a file, or a field in it; one line on standard error names it
   3    it does not fit: memory or context length
-  70   the engine broke
-  70   the engine ended: the line on standard error says why
+  70   the engine broke: the line on standard error says why
   101  a bug in Tegu: please report it
   130  interrupted";
 
