@@ -14,7 +14,7 @@ use tegu::power::types::{Board, BoardKind, Clocks};
 /// A library of its own for each test: its answers are in a file beside it.
 struct Fake {
     dir: tempfile::TempDir,
-    library: String,
+    path: String,
 }
 
 impl Fake {
@@ -22,16 +22,16 @@ impl Fake {
     fn build(control: &str) -> Option<Fake> {
         let dir = tempfile::tempdir().unwrap();
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/power/fake_nvml.c");
-        let library = dir.path().join("libnvidia-ml.so.1").to_str().unwrap().to_owned();
+        let path = dir.path().join("libnvidia-ml.so.1").to_str().unwrap().to_owned();
         let define = format!("-DCONTROL=\"{}\"", dir.path().join("control").display());
         let built =
-            Command::new("gcc").args(["-shared", "-fPIC", "-w", "-o", &library, &define, source]).status();
+            Command::new("gcc").args(["-shared", "-fPIC", "-w", "-o", &path, &define, source]).status();
         if built.is_err() {
             println!("skipped: no gcc");
             return None;
         }
         assert!(built.unwrap().success());
-        let fake = Fake { dir, library };
+        let fake = Fake { dir, path };
         fake.says(control);
         Some(fake)
     }
@@ -41,7 +41,7 @@ impl Fake {
     }
 
     fn open(&self) -> tegu::units::Result<Nvidia> {
-        Nvidia::open(&[&self.library])
+        Nvidia::open(&[&self.path])
     }
 
     fn log(&self) -> Vec<String> {
@@ -71,7 +71,7 @@ fn without_a_library_the_reason_is_told() {
     assert!(Nvidia::open(&[fake.dir.path().join("text.so").to_str().unwrap()]).is_err());
     // The first that works is taken.
     fake.says("");
-    assert!(Nvidia::open(&["libnvidia-ml-that-is-not-there.so.1", &fake.library]).is_ok());
+    assert!(Nvidia::open(&["libnvidia-ml-that-is-not-there.so.1", &fake.path]).is_ok());
 }
 
 #[test]
