@@ -1,8 +1,9 @@
 //! Memory pressure: how much the system, or the control group that this process lives in, wants back.
 //!
-//! Two signs count. Usage near the group's limit, of cgroup v1 or v2, comes first: beyond it the kernel kills. Stalls on memory
-//! (PSI, Documentation/accounting/psi.rst of the kernel) say the same of the whole machine. Page cache that the kernel can drop
-//! by itself is not usage.
+//! Two signs count. Usage near a limit of the process's group, or of any group above it, comes first: beyond `memory.max` (or
+//! cgroup v1's limit) the kernel kills, beyond `memory.high` it slows every allocation down. Page cache that the kernel can
+//! drop by itself is not usage. Stalls on memory (PSI) say the same of the whole machine, and of each group of cgroup v2.
+//! The kernel's Documentation: admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/memory.rst, accounting/psi.rst.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,29 +12,46 @@ use std::time::{Duration, Instant};
 /// Bytes that should be free below a group's limit, and its share of a large one.
 const FREE_BYTES: u64 = 256 << 20;
 const FREE_SHARE: u64 = 16;
-/// Share of time, in percent over 10 s, in which something waited for memory: from here on the machine is short of it.
-const STALL_PERCENT: f64 = 10.0;
+/// Something waited for memory for so long within [`STALL_WINDOW`]: the machine is short of it. The kernel's own triggers
+/// are defined the same way; these are looked at instead, because a trigger needs a file that may be written, which a
+/// service's group often is not. The averages that stand beside the total (over 10 s and more) go on saying so long after it
+/// is over.
+const STALL: Duration = Duration::from_millis(100);
+const STALL_WINDOW: Duration = Duration::from_secs(1);
 /// What stalls ask for at a time: they do not say how much is missing.
 const STALL_BYTES: u64 = 128 << 20;
 /// Between two looks.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// One group's files.
+/// One group's files. Any of them may be missing: the root of cgroup v2 has none, and a group whose parent does not hand the
+/// memory controller down has none either, and is counted in its parent. They may also come later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Group {
     usage: PathBuf,
-    limit: PathBuf,
+    /// The least of them counts.
+    limits: Vec<PathBuf>,
     stat: PathBuf,
-    /// The line of `stat` that counts page cache not used lately.
+    /// The line of `stat` that counts page cache not used lately, of the groups below too, as usage does.
     inactive: &'static str,
 }
 
 /// Watches.
 #[derive(Debug)]
 pub struct Watch {
+    root: PathBuf,
+    /// What /proc/self/cgroup said; who manages services may move a process.
+    own: String,
     groups: Vec<Group>,
-    stalls: PathBuf,
+    /// The machine's stalls, and those of its groups.
+    stalls: Vec<Stalls>,
     looked: Option<Instant>,
+}
+
+/// A PSI file, and its total at the beginning of the present window.
+#[derive(Debug)]
+struct Stalls {
+    file: PathBuf,
+    since: Option<(Instant, u64)>,
 }
 
 impl Watch {
@@ -44,9 +62,29 @@ impl Watch {
 
     /// The same with another root of the file system.
     pub fn at(root: &Path) -> Watch {
-        let own = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-        let groups = own.lines().flat_map(|line| groups(root, line)).collect();
-        Watch { groups, stalls: root.join("proc/pressure/memory"), looked: None }
+        let mut watch = Watch {
+            root: root.into(),
+            own: String::new(),
+            groups: Vec::new(),
+            stalls: vec![Stalls::of(root.join("proc/pressure/memory"))],
+            looked: None,
+        };
+        watch.find_groups();
+        watch
+    }
+
+    /// Takes the groups that the process is in now, if they are others than before.
+    fn find_groups(&mut self) {
+        let own = fs::read_to_string(self.root.join("proc/self/cgroup")).unwrap_or_default();
+        if own == self.own {
+            return;
+        }
+        let found: Vec<(Group, Option<PathBuf>)> =
+            own.lines().flat_map(|line| groups(&self.root, line)).collect();
+        self.stalls.truncate(1);
+        self.stalls.extend(found.iter().filter_map(|(_, psi)| psi.clone()).map(Stalls::of));
+        self.groups = found.into_iter().map(|(group, _)| group).collect();
+        self.own = own;
     }
 
     /// Bytes wanted back now; `None` if it was asked a moment ago.
@@ -55,8 +93,10 @@ impl Watch {
             return None;
         }
         self.looked = Some(now);
+        self.find_groups();
         let groups = self.groups.iter().filter_map(Group::wanted).max().unwrap_or(0);
-        let stalled = fs::read_to_string(&self.stalls).is_ok_and(|t| stall_percent(&t) >= STALL_PERCENT);
+        // All are looked at: each has its own window.
+        let stalled = self.stalls.iter_mut().fold(false, |any, s| s.look(now) | any);
         Some(groups.max(if stalled { STALL_BYTES } else { 0 }))
     }
 }
@@ -68,10 +108,11 @@ impl Default for Watch {
 }
 
 impl Group {
-    /// Bytes by which what is free below the limit is too little.
+    /// Bytes by which what is free below the limit is too little; `None` without a limit.
     fn wanted(&self) -> Option<u64> {
         let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-        let limit = number(&self.limit)?; // "max" is no number, and no limit
+        // "max" is no number, and no limit.
+        let limit = self.limits.iter().filter_map(|l| number(l)).min()?;
         let stat = fs::read_to_string(&self.stat).unwrap_or_default();
         let line = stat.lines().find_map(|l| l.strip_prefix(self.inactive)?.trim().parse::<u64>().ok());
         let used = number(&self.usage)?.saturating_sub(line.unwrap_or(0));
@@ -80,104 +121,74 @@ impl Group {
     }
 }
 
-/// The groups of one line of /proc/self/cgroup (cgroups(7)), from the process's own up: any of them may have a limit. In a
-/// container the path may be the host's while the root is its own, so that missing folders are left out.
-fn groups(root: &Path, line: &str) -> Vec<Group> {
+impl Stalls {
+    fn of(file: PathBuf) -> Stalls {
+        Stalls { file, since: None }
+    }
+
+    /// True if the present window had too long a stall; the next begins then, so that one stall asks once.
+    fn look(&mut self, now: Instant) -> bool {
+        // Without PSI in the kernel the file is missing, or cannot be read.
+        let total_us = fs::read_to_string(&self.file).ok().and_then(|t| stalled_us(&t));
+        let Some(total_us) = total_us else {
+            self.since = None;
+            return false;
+        };
+        let (began, before) = *self.since.get_or_insert((now, total_us));
+        let stalled = u128::from(total_us.saturating_sub(before)) >= STALL.as_micros();
+        if stalled || now.duration_since(began) >= STALL_WINDOW {
+            self.since = Some((now, total_us));
+        }
+        stalled
+    }
+}
+
+/// The groups of one line of /proc/self/cgroup (cgroups(7)), from the process's own up, each with its PSI file if its kind has
+/// one: any of them may have a limit, and a group's limit holds for all below it. In a container the path may be the host's
+/// while the root is its own; what is not there says nothing.
+fn groups(root: &Path, line: &str) -> Vec<(Group, Option<PathBuf>)> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return Vec::new() };
     let v2 = controllers.is_empty();
     if !v2 && !controllers.split(',').any(|c| c == "memory") {
         return Vec::new();
     }
-    let (tree, usage, limit, inactive) = match v2 {
-        true => ("sys/fs/cgroup", "memory.current", "memory.max", "inactive_file "),
-        false => {
-            ("sys/fs/cgroup/memory", "memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file ")
-        }
-    };
-    let tree = root.join(tree);
+    // A group outside of what this process's namespace shows begins with "/..": none of it can be seen.
+    if path.split('/').any(|part| part == "..") {
+        return Vec::new();
+    }
+    let tree = root.join(if v2 { "sys/fs/cgroup" } else { "sys/fs/cgroup/memory" });
     let own = tree.join(path.trim_start_matches('/'));
     let up = own.ancestors().take_while(|p| p.starts_with(&tree));
-    let group = |p: &Path| Group {
-        usage: p.join(usage),
-        limit: p.join(limit),
-        stat: p.join("memory.stat"),
-        inactive,
+    let group = |p: &Path| match v2 {
+        true => (
+            Group {
+                usage: p.join("memory.current"),
+                limits: vec![p.join("memory.max"), p.join("memory.high")],
+                stat: p.join("memory.stat"),
+                inactive: "inactive_file ",
+            },
+            Some(p.join("memory.pressure")),
+        ),
+        false => (
+            Group {
+                usage: p.join("memory.usage_in_bytes"),
+                limits: vec![p.join("memory.limit_in_bytes")],
+                stat: p.join("memory.stat"),
+                inactive: "total_inactive_file ",
+            },
+            None,
+        ),
     };
-    up.map(group).filter(|g| g.limit.exists() && g.usage.exists()).collect()
+    up.map(group).collect()
 }
 
-/// `avg10` of the line "some" of a PSI file.
-fn stall_percent(text: &str) -> f64 {
-    let line = text.lines().find_map(|l| l.strip_prefix("some "));
-    let avg = line.and_then(|l| l.split(' ').find_map(|f| f.strip_prefix("avg10=")));
-    avg.and_then(|a| a.parse().ok()).unwrap_or(0.0)
+/// `total` of the line "some" of a PSI file: microseconds in which something waited.
+fn stalled_us(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix("some "))?;
+    line.split(' ').find_map(|f| f.strip_prefix("total="))?.trim().parse().ok()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn put(root: &Path, path: &str, text: &str) {
-        let path = root.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-
-    fn look(watch: &mut Watch) -> u64 {
-        watch.looked = None;
-        watch.look(Instant::now()).unwrap()
-    }
-
-    #[test]
-    fn both_kinds_of_groups_are_watched() {
-        const MB: u64 = 1 << 20;
-        for (own, tree, names) in [
-            ("0::/robot/tegu\n", "sys/fs/cgroup", ["memory.current", "memory.max", "inactive_file"]),
-            (
-                "5:cpu:/x\n4:memory:/robot/tegu\n",
-                "sys/fs/cgroup/memory",
-                ["memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"],
-            ),
-        ] {
-            let folder = tempfile::tempdir().unwrap();
-            let root = folder.path();
-            put(root, "proc/self/cgroup", own);
-            let at = |g: &str, n: usize| format!("{tree}/{g}{}", names[n]);
-            put(root, &at("robot/tegu/", 1), &(4000 * MB).to_string());
-            put(root, &at("robot/tegu/", 0), &(3000 * MB).to_string());
-            put(
-                root,
-                &format!("{tree}/robot/tegu/memory.stat"),
-                &format!("cache 5\n{} {}\n", names[2], 100 * MB),
-            );
-            let mut watch = Watch::at(root);
-            assert_eq!(look(&mut watch), 0);
-            put(root, &at("robot/tegu/", 0), &(3900 * MB).to_string());
-            assert_eq!(look(&mut watch), 56 * MB, "3800 used, 4000 - 256 may be");
-            assert_eq!(watch.look(Instant::now()), None, "not again at once");
-            // The limit of a group above counts too, and one without a limit does not.
-            put(root, &at("robot/", 1), &(3000 * MB).to_string());
-            put(root, &at("robot/", 0), &(3900 * MB).to_string());
-            put(root, &at("", 1), "max\n");
-            put(root, &at("", 0), &(9000 * MB).to_string());
-            assert_eq!(look(&mut Watch::at(root)), 1156 * MB);
-        }
-    }
-
-    #[test]
-    fn stalls_ask_for_some_and_a_bare_system_for_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
-        assert_eq!(look(&mut Watch::at(root)), 0);
-        let psi = |avg: &str| format!("some avg10={avg} avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00\n");
-        put(root, "proc/pressure/memory", &psi("9.99"));
-        assert_eq!(look(&mut Watch::at(root)), 0);
-        put(root, "proc/pressure/memory", &psi("12.50"));
-        assert_eq!(look(&mut Watch::at(root)), STALL_BYTES);
-        put(root, "proc/pressure/memory", "nonsense");
-        put(root, "proc/self/cgroup", "no colons\n\n7:memory\n");
-        assert_eq!(look(&mut Watch::at(root)), 0);
-        assert!(Watch::new().look(Instant::now()).is_some(), "whatever this machine says");
-    }
-}
+#[path = "pressure_tests.rs"]
+mod tests;
