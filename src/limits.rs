@@ -57,6 +57,11 @@ pub const STOPS_MAX: usize = 64;
 pub const STOP_BYTES_MAX: usize = 4_096;
 /// Bytes of a session file's header: five short fields.
 pub const SESSION_HEADER_MAX: u32 = 4_096;
+/// Bytes of cold blocks that wait to be written to the spill file: a few of the largest models' blocks, and less than a
+/// tenth of a second of NVMe.
+pub const SPILL_QUEUE_BYTES_MAX: usize = 32 << 20;
+/// The same of a session that is being saved.
+pub const SAVE_QUEUE_BYTES_MAX: usize = 32 << 20;
 /// Bytes of a session's name, which is part of a file name.
 pub const SESSION_NAME_MAX: usize = 64;
 /// Sessions held at once: each holds its tokens, and blocks of the cache that are written to disk rather than forgotten.

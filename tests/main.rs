@@ -12,6 +12,7 @@ mod kernels;
 mod pack;
 mod power;
 mod power_study;
+mod saving;
 mod sequences;
 mod service;
 mod support;

@@ -7,13 +7,13 @@ use tegu::engine::{Budget, Class, Done, Engine, EvalChunk, EvalOptions, Event, R
 use tegu::sample::{SampleParams, Sampler};
 
 /// A small model with a pool of `pages` times 32 tokens.
-fn open(name: &str, context: usize, sequences: usize, mla: Option<MlaOrder>) -> App {
+pub fn open(name: &str, context: usize, sequences: usize, mla: Option<MlaOrder>) -> App {
     let mut o = Options::new(data().join("oracles").join(name));
     (o.context_tokens, o.sequences, o.threads, o.mla) = (context, sequences, 2, mla);
     app::prepare(o).unwrap().load(&|_| {}).unwrap()
 }
 
-fn request(prompt: &[u32], max_new: usize, class: Class) -> Request {
+pub fn request(prompt: &[u32], max_new: usize, class: Class) -> Request {
     let sampler = Sampler::new(SampleParams::greedy()).unwrap();
     let mut r = Request::new(prompt.to_vec(), sampler, max_new, vec![]);
     (r.class, r.prefix) = (class, true);
@@ -45,7 +45,7 @@ fn collect(events: Vec<Event>, ids: &[SeqId], out: &mut [Vec<u32>]) {
 }
 
 /// One request by itself; closes it.
-fn alone(engine: &mut Engine, r: Request) -> (Vec<u32>, usize, usize) {
+pub fn alone(engine: &mut Engine, r: Request) -> (Vec<u32>, usize, usize) {
     let id = engine.open(r, None).unwrap();
     let mut out = vec![vec![]];
     finish(engine, &[id], &mut out);
@@ -55,7 +55,7 @@ fn alone(engine: &mut Engine, r: Request) -> (Vec<u32>, usize, usize) {
 }
 
 /// The same without anything cached.
-fn fresh(name: &str, mla: Option<MlaOrder>, prompt: &[u32], max_new: usize) -> Vec<u32> {
+pub fn fresh(name: &str, mla: Option<MlaOrder>, prompt: &[u32], max_new: usize) -> Vec<u32> {
     let mut app = open(name, 256, 1, mla);
     alone(&mut app.engine, request(prompt, max_new, Class::Interactive)).0
 }

@@ -15,7 +15,7 @@ pub fn start(name: &str, limits: Limits) -> Service {
     Service::start(app.engine, limits, OnPanic::Poison).unwrap()
 }
 
-fn greedy() -> Sampler {
+pub fn greedy() -> Sampler {
     Sampler::new(SampleParams::greedy()).unwrap()
 }
 

@@ -198,7 +198,6 @@ impl Loader for Arc<Shelf> {
             template,
             kind,
             planned_bytes: app.plan.total_bytes(),
-            keeps_sessions: self.limits.session_folder.is_some(),
         })
     }
 }

@@ -9,6 +9,7 @@
 //!
 //! However the thread ends, clocks go back: by its last words where it can say them, by the helper's lease where it cannot.
 
+mod cores;
 mod driven;
 mod hands;
 mod looker;
@@ -18,7 +19,9 @@ pub use hands::Hands;
 pub use looker::{Alone, Looker};
 pub use told::Told;
 
-use crate::config::Config;
+use crate::app;
+use crate::backend::Workers;
+use crate::config::{Config, Origin};
 use crate::engine::Budget;
 use crate::engine::service::{Activity, Signal};
 use crate::power::clocks::Actuator;
@@ -28,9 +31,9 @@ use crate::power::profile::{Profile, board_key};
 use crate::power::status::Allowed;
 use crate::power::types::{Clocks, Phase, Sample};
 use crate::units::{Error, Result};
+use cores::Cores;
 use driven::Driven;
 use hands::{DirectHands, HelperHands, NoHands};
-use rustix::thread::{CpuSet, sched_setaffinity};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,6 +64,12 @@ pub struct Wanted {
     pub helper: PathBuf,
     /// Sequences that generate side by side, whatever the profile allows.
     pub batch_max: usize,
+    /// Threads that compute; 0: one a core.
+    pub threads: usize,
+    /// How long an idle one spins, where the profile says nothing or has no say.
+    pub spin_us: u64,
+    /// The settings leave that to the profile.
+    pub spin_by_profile: bool,
 }
 
 impl Wanted {
@@ -79,6 +88,9 @@ impl Wanted {
             clocks: config.text("power.clocks").to_owned(),
             helper: config.text("power.helper").into(),
             batch_max: config.count("serve.batch") as usize,
+            threads: config.count("threads") as usize,
+            spin_us: config.count("spin_us"),
+            spin_by_profile: config.get("spin_us").1 == Origin::Default,
         })
     }
 }
@@ -104,11 +116,10 @@ impl Keeper {
     fn with(wanted: &Wanted, mut looker: Looker, hands: Box<dyn Hands>, modes_by: ModesBy) -> Result<Keeper> {
         let key = board_key(looker.board());
         let profile = wanted.profile.as_deref().map(|name| Profile::find(name, key)).transpose()?;
-        if let Some(cores) = profile.as_ref().map(|p| p.cores.as_str()).filter(|c| !c.is_empty()) {
-            confine(cores)?;
-        }
+        let cores = Cores::new();
+        cores.confine(profile.as_ref().map_or("", |p| &p.cores))?;
         let driven = looker.sim().map(|sim| Driven::new(sim.clone()));
-        let told = Arc::new(Told::new(&mut looker, driven, profile, modes_by));
+        let told = Arc::new(Told::new(&mut looker, driven, profile, modes_by, cores));
         let mut thread = Thread {
             told: told.clone(),
             ladder: Ladder::default(),
@@ -119,7 +130,8 @@ impl Keeper {
             asked: None,
             sample: None,
             phase: Phase::Idle,
-            batch_max: wanted.batch_max,
+            wanted: wanted.clone(),
+            workers: None,
             complained: String::new(),
         };
         // The first look is over when this returns: whoever asks next finds something.
@@ -144,23 +156,6 @@ impl Keeper {
     pub fn told(&self) -> Arc<Told> {
         self.told.clone()
     }
-}
-
-/// Keeps this thread, and all that it starts from now on, to the cores of a list such as "0-3,6": the others are the robot's.
-fn confine(cores: &str) -> Result<()> {
-    let ranges = cores.split(',').map(|part| part.split_once('-').unwrap_or((part, part)));
-    let mut set = CpuSet::new();
-    for (low, high) in ranges {
-        // A profile's list was checked when it was read.
-        let number = |s: &str| s.trim().parse::<usize>().ok().filter(|n| *n < CpuSet::MAX_CPU);
-        if let Some((low, high)) = number(low).zip(number(high)) {
-            (low..=high).for_each(|core| set.set(core));
-        }
-    }
-    sched_setaffinity(None, &set).map_err(|e| {
-        let found = format!("{cores:?}, which this system refuses ({e})");
-        Error::bad("profile", "cpu.cores", "cores that there are", found)
-    })
 }
 
 impl Drop for Keeper {
@@ -226,7 +221,9 @@ struct Thread {
     asked: Option<Clocks>,
     sample: Option<Sample>,
     phase: Phase,
-    batch_max: usize,
+    wanted: Wanted,
+    /// The threads that the profile beside them asks for.
+    workers: Option<(Option<Arc<Profile>>, Workers)>,
     /// What was complained of last: said once, not twice a second.
     complained: String,
 }
@@ -293,6 +290,7 @@ impl Thread {
                 self.let_go();
             }
         }
+        self.staff(profile.as_ref());
         let Some(profile) = profile else { return };
         let metrics = self.told.engine().map(|e| e.metrics());
         let demand =
@@ -311,12 +309,39 @@ impl Thread {
             self.asked = Some(decision.clocks);
             self.told.changed();
         }
-        let budget = Budget { max_batch: decision.budget.max_batch.min(self.batch_max), ..decision.budget };
+        let budget =
+            Budget { max_batch: decision.budget.max_batch.min(self.wanted.batch_max), ..decision.budget };
         self.allow(budget);
         let allowed =
             Allowed { max_batch: budget.max_batch, prefill_chunk: budget.prefill_chunk, pause: budget.pause };
         let why = decision.why.iter().map(ToString::to_string).collect();
         self.told.decided(Some(decision.clocks), why, Some(allowed));
+    }
+
+    /// Gives the engine the threads that a profile asks for: no more than the cores that it leaves, and spinning as long as
+    /// it says. A team that has them already notices nothing.
+    fn staff(&mut self, profile: Option<&Arc<Profile>>) {
+        let same = |old: &Option<Arc<Profile>>| match (old, profile) {
+            (Some(old), Some(new)) => Arc::ptr_eq(old, new),
+            (old, new) => old.is_none() && new.is_none(),
+        };
+        if !self.workers.as_ref().is_some_and(|(old, _)| same(old)) {
+            // Asked once a profile: it reads files.
+            let cores = app::cores();
+            let confined = profile.is_some_and(|p| !p.cores.is_empty());
+            let threads = match self.wanted.threads {
+                0 => cores,
+                n if confined => n.min(cores),
+                n => n,
+            };
+            let spin_us = profile.and_then(|p| p.spin_us).filter(|_| self.wanted.spin_by_profile);
+            let workers = Workers { threads, spin_us: spin_us.unwrap_or(self.wanted.spin_us) };
+            self.workers = Some((profile.cloned(), workers));
+        }
+        let workers = self.workers.as_ref().map(|(_, w)| *w);
+        if let Some(engine) = self.told.engine().filter(|e| e.workers() != workers) {
+            workers.into_iter().for_each(|w| engine.set_workers(w));
+        }
     }
 
     fn allow(&self, budget: Budget) {
@@ -329,7 +354,7 @@ impl Thread {
     fn let_go(&mut self) {
         self.hands.release();
         self.asked = None;
-        self.allow(Budget { max_batch: self.batch_max, ..Budget::default() });
+        self.allow(Budget { max_batch: self.wanted.batch_max, ..Budget::default() });
         self.told.decided(None, Vec::new(), None);
     }
 

@@ -9,6 +9,8 @@ use crate::kv::{PAGE_TOKENS, PageId};
 use crate::model::Hyper;
 use crate::units::{ExpertId, Result, TokenId};
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Element type of the cached keys, values and latents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +137,31 @@ pub struct Counters {
     pub experts_fetched: u64,
 }
 
+/// Threads that compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Workers {
+    /// How many, the caller of [`Backend::step`] included.
+    pub threads: usize,
+    /// How long an idle one spins before it sleeps, in microseconds.
+    pub spin_us: u64,
+}
+
+/// Counts what gets done, so that another thread tells a long step from one that stands still.
+#[derive(Debug, Default)]
+pub struct Pulse(AtomicU64);
+
+impl Pulse {
+    /// Something was done.
+    pub fn beat(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Beats so far.
+    pub fn beats(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// What computes.
 pub trait Backend: Send {
     /// Advances the rows of `plan` through its layers, appending to their pages.
@@ -171,6 +198,16 @@ pub trait Backend: Send {
     /// The order in which this backend reads every prompt, if it does not leave that to the count of operations.
     fn prompt_order(&self) -> Option<MlaOrder> {
         None
+    }
+
+    /// Changes the threads between two steps; no result depends on them.
+    fn set_workers(&mut self, workers: Workers) {
+        let _ = workers; // a backend that computes elsewhere has none
+    }
+
+    /// Takes what is to beat within a step that may last for many seconds.
+    fn set_pulse(&mut self, pulse: Arc<Pulse>) {
+        let _ = pulse; // a backend whose steps are short needs none: whoever calls it beats between them
     }
 
     /// Work counted so far.

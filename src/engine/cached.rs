@@ -236,7 +236,7 @@ impl Engine {
         true
     }
 
-    /// Writes a block to the spill file, in place of the coldest one there if it is full.
+    /// Gives a block to the spill file, in place of the coldest one there if it is full.
     fn spill_block(&mut self, id: NodeId) -> bool {
         let Some(spill) = &mut self.spill else { return false };
         if spill.full() {
@@ -244,21 +244,21 @@ impl Engine {
             let mut slots = Vec::new();
             self.tree.remove(&mut self.pool, cold, &mut slots);
             slots.into_iter().for_each(|s| spill.release(s));
+            // A session that is being saved may need the slot a while yet.
+            if spill.full() {
+                return false;
+            }
         }
         let Place::Pages(pages) = self.tree.place(id) else { unreachable!("what is evicted is in memory") };
-        self.bytes.clear();
-        let taken = self.backend.export(pages, self.tree.tags(id).len(), &mut self.bytes);
-        match taken.and_then(|()| spill.write(&self.bytes)) {
-            Ok(slot) => {
-                self.tree.spilled(&mut self.pool, id, slot);
-                self.cache_counters.spilled += 1;
-                true
-            }
-            Err(e) => {
-                log::warn!("{e}; the block is forgotten");
-                false
-            }
+        let mut bytes = Vec::new();
+        if let Err(e) = self.backend.export(pages, self.tree.tags(id).len(), &mut bytes) {
+            log::warn!("{e}; the block is forgotten");
+            return false;
         }
+        let Some(slot) = spill.write(bytes) else { return false };
+        self.tree.spilled(&mut self.pool, id, slot);
+        self.cache_counters.spilled += 1;
+        true
     }
 
     /// Gives idle cache memory back to the system: at least `bytes` of it, if there is so much. Blocks that no sequence uses

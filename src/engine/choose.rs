@@ -168,7 +168,11 @@ impl Engine {
         let tokens = s.table.tokens + rows;
         let lacks = s.table.lacks(&self.pool, tokens, self.stride);
         let protected: Vec<usize> = kept.iter().map(|&(k, _)| k).chain([i]).collect();
-        if !self.make_room(lacks, self.rank(i), &protected) {
+        let rank = self.rank(i);
+        // The pages of a session that is being saved are the last that can be had: they cost a wait for the disk.
+        let has_room = self.make_room(lacks, rank, &protected)
+            || (self.finish_saves() && self.make_room(lacks, rank, &protected));
+        if !has_room {
             self.end_if_hopeless(i, tokens, events);
             return false;
         }

@@ -7,7 +7,10 @@ pub mod eval;
 mod fair;
 mod generate;
 pub mod pressure;
+mod queue;
 mod request;
+mod save;
+mod saver;
 mod sequence;
 pub mod service;
 mod session;
@@ -16,15 +19,20 @@ mod spill;
 pub use cached::CacheCounters;
 pub use eval::{EvalChunk, EvalOptions};
 pub use request::{Class, Done, Event, Goal, Request, SeqId, Stats};
+pub use saver::Saved;
 pub use session::model_id;
 
-use crate::backend::{Backend, Counters, MlaOrder, StepOutput};
+use crate::backend::{Backend, Counters, MlaOrder, Pulse, StepOutput, Workers};
 use crate::kv::{BlockTable, PAGE_TOKENS, PagePool, Tree};
 use crate::model::{AttnHyper, Hyper};
 use crate::units::{Error, Result, TokenId};
 use fair::Accounts;
+use save::Save;
+use saver::Saver;
 use sequence::Sequence;
 use spill::SpillFile;
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// What the engine may do in one step; the power governor's word, later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,9 +69,12 @@ pub struct Engine {
     tree: Tree,
     /// Where cold blocks go.
     spill: Option<SpillFile>,
+    /// Sessions that are being saved, the first of them now, and the thread that writes them once there was one.
+    saves: VecDeque<Save>,
+    saver: Option<Saver>,
     /// Tells models apart in sessions.
     model_id: u64,
-    /// One block in serial form.
+    /// One block in serial form, on its way back.
     bytes: Vec<u8>,
     accounts: Accounts,
     cache_counters: CacheCounters,
@@ -72,6 +83,7 @@ pub struct Engine {
     shared: bool,
     /// Running mean of what a step takes that reads no prompt, in microseconds.
     small_step_us: f64,
+    pulse: Arc<Pulse>,
 }
 
 /// The widest stride of a model's masks: how many pages a block table grows by.
@@ -101,6 +113,8 @@ impl Engine {
             out: StepOutput::default(),
             tree: Tree::new(PAGE_TOKENS * stride),
             spill: None,
+            saves: VecDeque::new(),
+            saver: None,
             model_id: 0,
             bytes: Vec::new(),
             accounts: Accounts::default(),
@@ -108,6 +122,7 @@ impl Engine {
             steps: 0,
             shared: false,
             small_step_us: 0.0,
+            pulse: Arc::default(),
         }
     }
 
@@ -149,6 +164,17 @@ impl Engine {
     /// for a first token, and long ones, are read in short chunks.
     pub fn set_shared(&mut self, shared: bool) {
         self.shared = shared;
+    }
+
+    /// Changes the threads that compute, between two steps.
+    pub fn set_workers(&mut self, workers: Workers) {
+        self.backend.set_workers(workers);
+    }
+
+    /// Takes what beats as long as something gets done.
+    pub fn set_pulse(&mut self, pulse: Arc<Pulse>) {
+        self.backend.set_pulse(pulse.clone());
+        self.pulse = pulse;
     }
 
     /// Bytes of one KV page.

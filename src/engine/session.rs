@@ -8,40 +8,40 @@
 use super::Engine;
 use super::request::{Class, SeqId};
 use crate::backend::serial_bytes;
-use crate::kv::{PageId, Place};
+use crate::kv::PageId;
 use crate::limits::SESSION_HEADER_MAX;
 use crate::model::Hyper;
 use crate::units::{Error, Result, TokenId, open_file};
 use crate::weights::Source;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
-const MAGIC: &[u8; 8] = b"TEGUSESS";
+pub(super) const MAGIC: &[u8; 8] = b"TEGUSESS";
 /// Readers refuse any other: the layout of what follows is the version's.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 /// Magic, version, header length.
 const PREFIX_BYTES: usize = 16;
-const SUM_BYTES: u64 = 8;
+pub(super) const SUM_BYTES: u64 = 8;
 /// Nothing ranks below a session that is loaded: it throws no one out.
 const RANK: (Class, SeqId) = (Class::Background, SeqId::MAX);
 
 /// What a session was made with; it must be the same to be read.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Header {
+pub(super) struct Header {
     /// [`Engine::set_model_id`], as 16 hexadecimal digits.
-    model: String,
+    pub model: String,
     /// Element type of the cache.
-    kv: String,
+    pub kv: String,
     /// Tokens of a block.
-    block: usize,
+    pub block: usize,
     /// Tokens of the conversation.
-    tokens: usize,
+    pub tokens: usize,
     /// Those in the cache, from the first on.
-    cached: usize,
+    pub cached: usize,
 }
 
 impl Engine {
@@ -57,63 +57,14 @@ impl Engine {
         found.tokens
     }
 
-    /// Writes `tokens`, and what is cached of them, to a file. Returns `(cached tokens, bytes of the file)`.
-    pub fn save_session(&mut self, path: &Path, tokens: &[TokenId]) -> Result<(usize, u64)> {
-        let found = self.tree.find(tokens, None);
-        let header = Header {
-            model: format!("{:016x}", self.model_id),
-            kv: self.backend.kv_type().name().into(),
-            block: self.block_tokens(),
-            tokens: tokens.len(),
-            cached: found.tokens,
-        };
-        let header = serde_json::to_vec(&header).expect("plain fields");
-        let mut out = Aside::create(path)?;
-        out.write(MAGIC)?;
-        out.write(&VERSION.to_le_bytes())?;
-        out.write(&(header.len() as u32).to_le_bytes())?;
-        out.write(&header)?;
-        out.write(&tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<u8>>())?;
-        let mut left = found.tokens;
-        for &id in &found.nodes {
-            let n = left.min(self.tree.tags(id).len());
-            out.write(&self.tree.tags(id)[..n])?;
-            left -= n;
-        }
-        let mut bytes = Vec::new();
-        for (i, &id) in found.nodes.iter().enumerate() {
-            let n = (found.tokens - i * self.block_tokens()).min(self.block_tokens());
-            self.block_bytes(id, n, &mut bytes)?;
-            out.write(&bytes)?;
-        }
-        Ok((found.tokens, out.finish()?))
-    }
-
-    /// The first `tokens` positions of a cached block in serial form, wherever it is.
-    fn block_bytes(&mut self, id: usize, tokens: usize, bytes: &mut Vec<u8>) -> Result<()> {
-        bytes.clear();
-        match self.tree.place(id) {
-            Place::Pages(pages) => self.backend.export(pages, tokens, bytes)?,
-            Place::Spilled(slot) => {
-                let whole = self.tree.tags(id).len();
-                self.spill.as_ref().expect("what is spilled has a file").read(*slot, bytes)?;
-                if whole > tokens {
-                    // The serial form is by layers: a shorter one comes from pages.
-                    let pages = self.take_pages()?;
-                    let imported = self.backend.import(&pages, whole, bytes);
-                    bytes.clear();
-                    let done = imported.and_then(|()| self.backend.export(&pages, tokens, bytes));
-                    pages.into_iter().for_each(|p| self.pool.release(p));
-                    done?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Pages of one block, by eviction if need be.
-    fn take_pages(&mut self) -> Result<Vec<PageId>> {
-        if !self.make_room(self.stride, RANK, &[]) {
+    pub(super) fn take_pages(&mut self) -> Result<Vec<PageId>> {
+        // What a session that is being saved still holds is the last that can be had.
+        let mut has_room = self.make_room(self.stride, RANK, &[]);
+        if !has_room && self.finish_saves() {
+            has_room = self.make_room(self.stride, RANK, &[]);
+        }
+        if !has_room {
             return Err(Error::Limit {
                 what: "key-value cache".into(),
                 needs: format!("{} more pages", self.stride),
@@ -164,6 +115,7 @@ impl Engine {
         let mut bytes = Vec::new();
         for first in (0..cached).step_by(self.block_tokens()) {
             let n = (cached - first).min(self.block_tokens());
+            self.pulse.beat();
             bytes.resize(serial_bytes(&self.hyper, self.backend.kv_type(), n), 0);
             file.read_exact(&mut bytes).map_err(|e| Error::io(path, "read", e))?;
             let own = self.take_pages()?;
@@ -262,59 +214,4 @@ fn check_sum(path: &Path, file: &mut File, len: u64) -> Result<()> {
         return Ok(());
     }
     Err(Error::bad(path, "checksum", format_args!("{want:016x}"), format_args!("{found:016x}")))
-}
-
-/// Ends the name of a file that is being written.
-pub const ASIDE_SUFFIX: &str = ".part";
-
-/// A file that is written beside its place, and takes it when it is whole.
-struct Aside {
-    file: io::BufWriter<File>,
-    sum: Xxh3,
-    bytes: u64,
-    aside: PathBuf,
-    path: PathBuf,
-    done: bool,
-}
-
-impl Aside {
-    fn create(path: &Path) -> Result<Aside> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let aside = path.with_file_name(format!(".{name}.{}{ASIDE_SUFFIX}", std::process::id()));
-        let mut options = fs::OpenOptions::new();
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let file = options.write(true).create(true).truncate(true).open(&aside);
-        let file = file.map_err(|e| Error::io(&aside, "create", e))?;
-        let file = io::BufWriter::with_capacity(1 << 20, file);
-        Ok(Aside { file, sum: Xxh3::new(), bytes: 0, aside, path: path.into(), done: false })
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.sum.update(bytes);
-        self.bytes += bytes.len() as u64;
-        self.file.write_all(bytes).map_err(|e| Error::io(&self.aside, "write", e))
-    }
-
-    /// Adds the checksum and takes the place. Returns the bytes written.
-    fn finish(mut self) -> Result<u64> {
-        let sum = self.sum.digest();
-        let written = self.file.write_all(&sum.to_le_bytes()).and_then(|()| self.file.flush());
-        let synced = written.and_then(|()| self.file.get_ref().sync_all());
-        synced.map_err(|e| Error::io(&self.aside, "write", e))?;
-        fs::rename(&self.aside, &self.path).map_err(|e| Error::io(&self.path, "rename to", e))?;
-        self.done = true;
-        // The name is safe once its folder is: a system that cannot sync folders keeps its own order.
-        if let Some(folder) = self.path.parent() {
-            let _ = File::open(folder).and_then(|f| f.sync_all());
-        }
-        Ok(self.bytes + SUM_BYTES)
-    }
-}
-
-impl Drop for Aside {
-    fn drop(&mut self) {
-        if !self.done {
-            let _ = fs::remove_file(&self.aside); // what cannot be removed is swept at the next start
-        }
-    }
 }

@@ -29,6 +29,7 @@ mod probe;
 mod routes;
 mod small;
 mod supervise;
+mod watchdog;
 
 pub use metrics::{BOARD_REFERENCE as BOARD_METRICS, REFERENCE as METRICS};
 pub use models::{Kind, Known, Loaded, Loader};

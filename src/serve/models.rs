@@ -40,8 +40,6 @@ pub struct Loaded {
     pub kind: Kind,
     /// Bytes that it was planned to take.
     pub planned_bytes: u64,
-    /// Its sessions have a folder.
-    pub keeps_sessions: bool,
 }
 
 /// What a model is, in words.
@@ -67,6 +65,8 @@ pub trait Loader: Send + Sync + 'static {
 
 /// A loaded model, shared by the requests that use it.
 pub struct Live {
+    /// Which load this is, counted from 1.
+    pub number: u64,
     /// Its name.
     pub name: String,
     /// Hands requests to its engine.
@@ -83,8 +83,6 @@ pub struct Live {
     pub kind: Kind,
     /// Bytes that it was planned to take.
     pub planned_bytes: u64,
-    /// Its sessions have a folder.
-    pub keeps_sessions: bool,
 }
 
 /// Keeps the model in memory while a request uses it.
@@ -178,6 +176,12 @@ impl Models {
         lock(&self.slot).live.clone()
     }
 
+    /// The number of the model in memory and its engine's beats.
+    pub fn beats(&self) -> Option<(u64, u64)> {
+        let live = self.peek()?;
+        Some((live.number, live.handle.beats()))
+    }
+
     /// Whether one is being loaded now.
     pub fn is_loading(&self) -> bool {
         self.loading.load(Ordering::Relaxed)
@@ -263,8 +267,8 @@ impl Models {
         let l = loaded?;
         let took = started.elapsed().as_secs_f64();
         observe::note(format_args!("model {name}: {} in {took:.2} s", Bytes(l.planned_bytes)));
-        self.loads.fetch_add(1, Ordering::Relaxed);
         let live = Live {
+            number: self.loads.fetch_add(1, Ordering::Relaxed) + 1,
             name: name.to_owned(),
             handle: l.service.handle(),
             grammars: Grammars::new(l.tokenizer.clone()),
@@ -273,7 +277,6 @@ impl Models {
             template: l.template,
             kind: l.kind,
             planned_bytes: l.planned_bytes,
-            keeps_sessions: l.keeps_sessions,
         };
         *lock(&self.used) = Instant::now();
         *lock(&self.slot) = Slot { live: Some(Arc::new(live)), service: Some(l.service) };
@@ -303,7 +306,6 @@ impl Models {
     pub async fn stop(&self, grace: Duration) {
         let slot = std::mem::take(&mut *lock(&self.slot));
         let ended = tokio::task::spawn_blocking(move || {
-            slot.save_sessions();
             if let Some(service) = slot.service {
                 service.stop(grace);
             }
@@ -312,25 +314,9 @@ impl Models {
     }
 }
 
-impl Slot {
-    /// Writes the sessions that are in memory, where there is a folder for them.
-    fn save_sessions(&self) {
-        let Some(live) = self.live.as_ref().filter(|l| l.keeps_sessions) else { return };
-        for s in live.handle.sessions().unwrap_or_default().iter().filter(|s| s.tokens > 0) {
-            if let Err(e) = live.handle.save_session(&s.name) {
-                log::warn!("session {}: not saved: {e}", s.name);
-            }
-        }
-    }
-}
-
-/// Dropping a service waits for its thread, which no connection may.
+/// Dropping a service waits for its thread, which writes its sessions first; no connection may wait so.
 async fn give_back(slot: Slot) {
-    let given = tokio::task::spawn_blocking(move || {
-        slot.save_sessions();
-        drop(slot);
-    });
-    drop(given.await);
+    drop(tokio::task::spawn_blocking(move || drop(slot)).await);
 }
 
 fn unknown(name: &str, known: &[Known]) -> Fail {

@@ -4,6 +4,7 @@ use super::connections::{Connections, accept};
 use super::listen::Listening;
 use super::models::{Loader, Models};
 use super::power::Power;
+use super::watchdog::{STUCK_AFTER, Watchdog};
 use super::{Server, Settings};
 use crate::observe;
 use crate::units::{Error, Result};
@@ -136,16 +137,19 @@ async fn live(
     }
     notify(&[NotifyState::Ready]);
     observe::note("ready");
-    let watchdog = sd_notify::watchdog_enabled().map(|w| w / 2);
-    let mut tick = tokio::time::interval(watchdog.unwrap_or(Duration::MAX).min(Duration::from_secs(1)));
+    let wanted = sd_notify::watchdog_enabled().map(|w| w / 2);
+    let mut watchdog = Watchdog::new(STUCK_AFTER);
+    let mut tick = tokio::time::interval(wanted.unwrap_or(Duration::MAX).min(Duration::from_secs(1)));
     loop {
         tokio::select! {
             _ = tick.tick() => {
-                if watchdog.is_some() {
+                if wanted.is_some() && watchdog.is_well(Instant::now(), server.models.beats()) {
                     notify(&[NotifyState::Watchdog]);
                 }
                 if let Some(idle) = server.settings().idle_unload {
-                    server.models.unload_idle(idle).await;
+                    // Its sessions are written first, which may take longer than the watchdog waits.
+                    let models = server.models.clone();
+                    tokio::spawn(async move { models.unload_idle(idle).await });
                 }
             }
             _ = hangup.recv() => {

@@ -92,3 +92,43 @@ fn clocks_go_back_however_the_daemon_ends() {
     assert_eq!(high(), own, "the board's own ceiling, not the killed daemon's cap\n{}", d.log());
     assert!(!root.join("run/tegu/clocks.json").exists());
 }
+
+/// The cores that each of the daemon's threads may use, and the threads' names.
+fn threads(d: &Daemon) -> Vec<(String, String)> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", d.child.id())).unwrap().flatten();
+    let one = |task: std::fs::DirEntry| {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+        let cores = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?;
+        Some((name.trim().to_owned(), cores.trim().to_owned()))
+    };
+    tasks.filter_map(one).collect()
+}
+
+#[test]
+fn a_profiles_cores_hold_for_all_threads_and_come_back_with_another_profile() {
+    let own = std::fs::read_to_string("/proc/self/status").unwrap();
+    let own = own.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap().trim().to_owned();
+    let first = own.split([',', '-']).next().unwrap().to_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("one.toml");
+    let text = format!("name = \"one\"\nboard = \"any\"\n[cpu]\ncores = \"{first}\"\nspin_us = 9\n");
+    std::fs::write(&file, text).unwrap();
+    let mut d = Daemon::start(&format!(
+        "[power]\nboard = \"sim:orin-nano-super\"\nprofile = \"{}\"\n",
+        file.display()
+    ));
+    let ask = |d: &Daemon| {
+        let body = json!({"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0});
+        d.good("/v1/completions", body)["choices"][0]["text"].clone()
+    };
+    let answer = ask(&d);
+    let on = |d: &Daemon, cores: &str| threads(d).iter().all(|(_, c)| c == cores);
+    let workers = |d: &Daemon| threads(d).iter().filter(|(n, _)| n.starts_with("tegu-cpu")).count();
+    assert!(on(&d, &first), "{:?}", threads(&d));
+    // Two were asked for; the second would only keep the first from its core.
+    d.wait_until("one thread computes", |d| workers(d) == 0);
+    d.good("/v1/power", json!({"profile": "balanced"}));
+    d.wait_until("all cores are back", |d| on(d, &own) && workers(d) == 1);
+    assert_eq!(ask(&d), answer);
+}

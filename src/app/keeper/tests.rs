@@ -1,6 +1,9 @@
 //! The power thread on a simulated board: phases reach the hands, clocks go back however it ends, profiles are switched.
 
 use super::*;
+use crate::engine::Class;
+use crate::engine::service::{Limits, OnPanic, Reply, Service, Submit, Work};
+use crate::sample::{SampleParams, Sampler};
 use crate::serve::Power;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -41,6 +44,9 @@ fn wanted(profile: &str) -> Wanted {
         clocks: "helper".into(),
         helper: PathBuf::new(),
         batch_max: 3,
+        threads: 5,
+        spin_us: 7,
+        spin_by_profile: true,
     }
 }
 
@@ -170,21 +176,53 @@ fn what_cannot_be_is_refused_by_name() {
     assert!(say(wanted("balance")).contains("did you mean \"balanced\""));
 }
 
+/// The whole of it needs a process of its own: `tests/http/power.rs`.
 #[test]
-fn a_profile_keeps_to_its_cores() {
-    use rustix::thread::sched_getaffinity;
-    // On a thread of its own: the others keep theirs.
-    let confined = std::thread::spawn(|| {
-        let allowed = sched_getaffinity(None).unwrap();
-        let core = (0..CpuSet::MAX_CPU).find(|c| allowed.is_set(*c)).unwrap();
-        confine(&core.to_string()).unwrap();
-        let now = sched_getaffinity(None).unwrap();
-        assert!(now.is_set(core) && now.count() == 1);
-        let last = CpuSet::MAX_CPU - 1;
-        confine(&format!("{last}-{last}")).unwrap_err().to_string()
-    });
-    let said = confined.join().unwrap();
+fn cores_that_are_not_there_are_refused_and_change_nothing() {
+    use rustix::thread::{CpuSet, sched_getaffinity};
+    let before = sched_getaffinity(None).unwrap();
+    let said = Cores::new().confine(&(CpuSet::MAX_CPU - 1).to_string());
+    let said = said.unwrap_err().to_string();
     assert!(said.contains("cpu.cores: expected cores that there are"), "{said}");
+    assert_eq!(sched_getaffinity(None).unwrap(), before);
+}
+
+#[test]
+fn a_switched_profile_changes_the_threads_of_an_engine_that_runs() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/oracles/llama");
+    let mut options = app::Options::new(path);
+    (options.context_tokens, options.threads) = (128, 2);
+    let engine = app::prepare(options).unwrap().load(&|_| {}).unwrap().engine;
+    let service = Service::start(engine, Limits::default(), OnPanic::Poison).unwrap();
+    let (keeper, _log) = recorded("balanced");
+    let (told, handle) = (keeper.told(), service.handle());
+    let answer = || {
+        let sampler = Sampler::new(SampleParams::greedy()).unwrap();
+        let work = Work::Generate { samplers: vec![sampler], max_new: 8, end_ids: vec![] };
+        let (prompt, class, client) = ((3..40).collect(), Class::Normal, String::new());
+        let submit = Submit { prompt, work, class, deadline: None, client, slide: None, session: None };
+        let mut stream = handle.submit(submit).unwrap();
+        let mut tokens = Vec::new();
+        while let Some(reply) = stream.next() {
+            if let Reply::Token { sampled, .. } = reply.unwrap() {
+                tokens.push(sampled.token);
+            }
+        }
+        tokens
+    };
+    let first = answer();
+    told.set_engine(handle.clone(), 0);
+    // As the settings of these tests say.
+    until("the team", || handle.workers() == Some(Workers { threads: 5, spin_us: 7 }));
+    assert_eq!(answer(), first);
+    told.set_profile("latency").unwrap();
+    let spin_us = told.profile().unwrap().spin_us.expect("this profile says");
+    assert_ne!(spin_us, 7);
+    until("the profile's word", || handle.workers() == Some(Workers { threads: 5, spin_us }));
+    assert_eq!(answer(), first);
+    told.set_profile("none").unwrap();
+    until("the settings' word", || handle.workers() == Some(Workers { threads: 5, spin_us: 7 }));
+    assert_eq!(answer(), first);
 }
 
 /// A short prompt's phases are over before a busy machine wakes the thread; they are paid for all the same.

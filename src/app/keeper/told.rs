@@ -1,5 +1,6 @@
 //! What the power thread knows, for anyone to read at any moment without asking it, and what it is told.
 
+use super::cores::Cores;
 use super::driven::Driven;
 use super::looker::Looker;
 use crate::engine::service::{Handle, Metrics, Signal};
@@ -40,6 +41,7 @@ pub struct Told {
     driven: Option<Driven>,
     board_key: &'static str,
     modes_by: ModesBy,
+    cores: Cores,
     profile: Mutex<Option<Arc<Profile>>>,
     engine: Mutex<Option<Handle>>,
     status: Mutex<Status>,
@@ -60,6 +62,7 @@ impl Told {
         driven: Option<Driven>,
         profile: Option<Profile>,
         modes_by: ModesBy,
+        cores: Cores,
     ) -> Told {
         let nodes = looker.nodes().clone();
         let method = looker.method();
@@ -71,6 +74,7 @@ impl Told {
             driven,
             board_key: board_key(looker.board()),
             modes_by,
+            cores,
             profile: Mutex::new(profile.map(Arc::new)),
             engine: Mutex::default(),
             status: Mutex::default(),
@@ -198,6 +202,7 @@ impl Power for Told {
 
     fn set_profile(&self, name: &str) -> Result<String> {
         if name == NONE {
+            self.cores.confine("")?;
             *lock(&self.profile) = None;
             self.signal.ring();
             return Ok("no profile: the system steers".into());
@@ -213,6 +218,8 @@ impl Power for Told {
             ));
         }
         let profile = Profile::find(name, self.board_key)?;
+        // Before the thread sees it, which counts them.
+        self.cores.confine(&profile.cores)?;
         let said = format!("profile {}: {}", profile.name, profile.about);
         *lock(&self.profile) = Some(Arc::new(profile));
         self.signal.ring();

@@ -19,7 +19,7 @@ pub use isa::Isa;
 pub use ops::{KvBlock, Ops, Out, Q8Rows, Rows};
 pub use team::Team;
 
-use crate::backend::{Backend, Counters, KvType, StepOutput, StepPlan};
+use crate::backend::{Backend, Counters, KvType, Pulse, StepOutput, StepPlan, Workers};
 use crate::kv::PageId;
 use crate::model::{Attention, Ffn, Hyper, Model};
 use crate::units::Result;
@@ -108,6 +108,7 @@ pub struct CpuBackend {
     wanted: Vec<usize>,
     plan_row: Vec<u32>,
     counters: Counters,
+    pulse: Arc<Pulse>,
 }
 
 impl CpuBackend {
@@ -130,6 +131,7 @@ impl CpuBackend {
             wanted: Vec::with_capacity(rows),
             plan_row: Vec::with_capacity(rows),
             counters: Counters::default(),
+            pulse: Arc::default(),
             team,
             model,
             experts,
@@ -261,6 +263,7 @@ impl Backend for CpuBackend {
         Self::copy_hidden(plan, &self.lines, &self.x, h.hidden, plan.layers.start, out);
         self.attn.angles(ctx, &self.lines);
         for l in plan.layers.clone() {
+            self.pulse.beat();
             let layer = &model.layers[l];
             ctx.norm(rows, &self.x, &layer.attn_norm, &self.normed, &mut self.q8, self.quantize);
             let x = Acts { f32: self.normed.part(0..rows * h.hidden), q8: &self.q8 };
@@ -325,6 +328,21 @@ impl Backend for CpuBackend {
     fn import(&mut self, pages: &[PageId], tokens: usize, bytes: &[u8]) -> Result<()> {
         self.cache.import(pages, tokens, bytes);
         Ok(())
+    }
+
+    fn set_workers(&mut self, workers: Workers) {
+        if workers.threads.clamp(1, crate::limits::THREADS_MAX) != self.team.workers() {
+            self.team = Team::new(workers.threads, workers.spin_us);
+            // Each worker has its own part of the scratch.
+            let read = self.attn.pages_read.load(Ordering::Relaxed);
+            self.attn = AttnScratch::new(&self.model.hyper, self.options.rows_max, self.team.workers());
+            self.attn.pages_read.store(read, Ordering::Relaxed);
+        }
+        self.team.set_spin_us(workers.spin_us);
+    }
+
+    fn set_pulse(&mut self, pulse: Arc<Pulse>) {
+        self.pulse = pulse;
     }
 
     fn counters(&self) -> Counters {

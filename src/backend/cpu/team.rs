@@ -35,7 +35,8 @@ const JOINED: u64 = OPEN - 1;
 
 struct Shared {
     workers: usize,
-    spin: Duration,
+    /// How long to spin, in microseconds.
+    spin_us: AtomicU64,
     /// The job's epoch (high 32 bits), [`OPEN`], and how many workers joined. One word, so that a worker joins exactly the
     /// job that it saw.
     state: Line<AtomicU64>,
@@ -70,16 +71,12 @@ pub struct Team {
 }
 
 impl Team {
-    /// Starts `threads - 1` workers (`1..=THREADS_MAX` threads, clamped). They spin `spin_us` microseconds for the
-    /// next job before they sleep; a team larger than the machine never spins, as that would keep the thread it waits
-    /// for from running.
+    /// Starts `threads - 1` workers (`1..=THREADS_MAX` threads, clamped), which spin as [`Team::set_spin_us`] says.
     pub fn new(threads: usize, spin_us: u64) -> Team {
         let workers = threads.clamp(1, THREADS_MAX);
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let spin_us = if workers > cores { 0 } else { spin_us };
         let shared = Arc::new(Shared {
             workers,
-            spin: Duration::from_micros(spin_us),
+            spin_us: AtomicU64::new(0),
             state: Line(AtomicU64::new(0)),
             left: Line(AtomicUsize::new(0)),
             next: Line(AtomicUsize::new(0)),
@@ -101,7 +98,17 @@ impl Team {
                     .expect("the system lets us start the threads that were asked for")
             })
             .collect();
-        Team { shared, threads, running: AtomicBool::new(false) }
+        let team = Team { shared, threads, running: AtomicBool::new(false) };
+        team.set_spin_us(spin_us);
+        team
+    }
+
+    /// From now on workers spin `spin_us` microseconds for the next job before they sleep; those of a team larger than the
+    /// cores that the caller may use never spin, as that would keep the thread they wait for from running.
+    pub fn set_spin_us(&self, spin_us: u64) {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let spin_us = if self.workers() > cores { 0 } else { spin_us };
+        self.shared.spin_us.store(spin_us, Ordering::Relaxed);
     }
 
     /// Threads, the caller included.
@@ -259,7 +266,8 @@ impl Shared {
                 spin_loop();
             }
             let now = Instant::now();
-            if now >= *until.get_or_insert(now + self.spin) {
+            let spin = || Duration::from_micros(self.spin_us.load(Ordering::Relaxed));
+            if now >= *until.get_or_insert_with(|| now + spin()) {
                 return None;
             }
         }
@@ -319,6 +327,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn how_long_idle_workers_spin_can_be_changed_between_jobs() {
+        let team = Team::new(2, 0);
+        let spins = |us: u64, team: &Team| {
+            team.set_spin_us(us);
+            let ran = AtomicUsize::new(0);
+            team.run(&|_, _| {
+                ran.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(ran.load(Ordering::Relaxed), 2);
+            team.shared.spin_us.load(Ordering::Relaxed)
+        };
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let all = [0, 300, 20].map(|us| spins(us, &team));
+        assert_eq!(all, if cores >= 2 { [0, 300, 20] } else { [0; 3] });
+        // More workers than cores: none spins.
+        assert_eq!(Team::new(cores + 1, 50).shared.spin_us.load(Ordering::Relaxed), 0);
     }
 
     #[test]

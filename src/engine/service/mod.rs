@@ -19,6 +19,7 @@ pub use sessions::{SessionInfo, check_session_name};
 pub use stream::{Reply, RequestId, Stream};
 
 use super::{Budget, Class, Engine};
+use crate::backend::{Pulse, Workers};
 use crate::sample::Sampler;
 use crate::units::{Error, Result, TokenId};
 use sessions::SessionOp;
@@ -116,7 +117,9 @@ enum Command {
     Nudge,
     Cancel(RequestId, SyncSender<bool>),
     List(SyncSender<Vec<RequestInfo>>),
-    Session(SessionOp, String, SyncSender<Result<(SessionInfo, Vec<TokenId>)>>),
+    Session(SessionOp, String, sessions::Reply),
+    /// A session's file is written, or will not be: from the thread that writes.
+    Saved(String, Result<u64>),
     Sessions(SyncSender<Vec<SessionInfo>>),
     /// Ends; open requests get until the instant.
     Stop(Instant),
@@ -131,6 +134,9 @@ struct Shared {
     retry_us: AtomicU64,
     refused: AtomicU64,
     budget: Mutex<Budget>,
+    /// The threads that compute from the next step on, if someone said so.
+    workers: Mutex<Option<Workers>>,
+    pulse: Arc<Pulse>,
     metrics: Mutex<Metrics>,
     /// Why the engine's thread has ended.
     stopped: Mutex<Option<String>>,
@@ -182,6 +188,8 @@ impl Service {
             retry_us: AtomicU64::new(1_000_000),
             refused: AtomicU64::new(0),
             budget: Mutex::new(limits.budget),
+            workers: Mutex::default(),
+            pulse: Arc::default(),
             metrics: Mutex::new(Metrics::default()),
             stopped: Mutex::new(None),
             limits,
@@ -328,6 +336,22 @@ impl Handle {
     /// What each step may do.
     pub fn budget(&self) -> Budget {
         *lock(&self.shared.budget)
+    }
+
+    /// Which threads compute from the next step on.
+    pub fn set_workers(&self, workers: Workers) {
+        *lock(&self.shared.workers) = Some(workers);
+        let _ = self.shared.send(Command::Nudge); // a thread that has ended needs no telling
+    }
+
+    /// What [`Handle::set_workers`] was told last.
+    pub fn workers(&self) -> Option<Workers> {
+        *lock(&self.shared.workers)
+    }
+
+    /// A count that goes up as long as the engine works, within long steps too, or waits for work and would hear of it.
+    pub fn beats(&self) -> u64 {
+        self.shared.pulse.beats()
     }
 
     /// Why the engine has ended, if it has.

@@ -2,12 +2,13 @@
 
 use super::Limits;
 use crate::engine::Engine;
-use crate::engine::session::ASIDE_SUFFIX;
+use crate::engine::saver::{ASIDE_SUFFIX, Saved};
 use crate::limits::{SESSION_NAME_MAX, SESSIONS_MAX};
 use crate::units::{Error, Result, TokenId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::SyncSender;
 
 const SUFFIX: &str = ".session";
 
@@ -43,11 +44,32 @@ pub fn check_session_name(name: &str) -> Result<()> {
     Err(Error::bad("request", "session", expected, name))
 }
 
+/// Who asked, and waits.
+pub(super) type Reply = SyncSender<Result<(SessionInfo, Vec<TokenId>)>>;
+
+/// A session in memory.
+struct Conversation {
+    tokens: Vec<TokenId>,
+    /// Its file holds these tokens.
+    saved: bool,
+}
+
+/// A session that is being written. What is asked about its file meanwhile waits, so that a restore reads the new file and
+/// a deleted one does not come back.
+struct Saving {
+    cached_tokens: usize,
+    /// Went on since: what is written is not the last word.
+    stale: bool,
+    /// `None`: no one asked, the service ends.
+    reply: Option<Reply>,
+    later: VecDeque<(SessionOp, Reply)>,
+}
+
 /// The sessions of a service.
 pub(super) struct Sessions {
     folder: Option<PathBuf>,
-    /// Tokens by name.
-    open: BTreeMap<String, Vec<TokenId>>,
+    open: BTreeMap<String, Conversation>,
+    saving: BTreeMap<String, Saving>,
 }
 
 impl Sessions {
@@ -61,7 +83,7 @@ impl Sessions {
                 }
             }
         }
-        Sessions { folder: limits.session_folder.clone(), open: BTreeMap::new() }
+        Sessions { folder: limits.session_folder.clone(), open: BTreeMap::new(), saving: BTreeMap::new() }
     }
 
     fn file(&self, name: &str) -> Result<PathBuf> {
@@ -89,15 +111,65 @@ impl Sessions {
     /// An answer has ended: the session goes on from there.
     pub fn update(&mut self, engine: &mut Engine, name: &str, tokens: &[TokenId]) {
         engine.keep(tokens);
-        self.open.insert(name.to_owned(), tokens.to_vec());
+        self.open.insert(name.to_owned(), Conversation { tokens: tokens.to_vec(), saved: false });
+        if let Some(saving) = self.saving.get_mut(name) {
+            saving.stale = true;
+        }
     }
 
-    pub fn save(&mut self, engine: &mut Engine, name: &str) -> Result<SessionInfo> {
-        let file = self.file(name)?;
-        let tokens = self.open.get(name).ok_or_else(|| no_session(name))?;
-        let (cached_tokens, bytes) = engine.save_session(&file, tokens)?;
-        let tokens = tokens.len();
-        Ok(SessionInfo { name: name.into(), tokens, cached_tokens, file_bytes: Some(bytes) })
+    /// Puts off what is asked about a session that is being written; gives it back if it may be answered now.
+    pub fn put_off(&mut self, op: SessionOp, name: &str, reply: Reply) -> Option<Reply> {
+        match self.saving.get_mut(name).filter(|_| op != SessionOp::Tokens) {
+            Some(saving) => {
+                saving.later.push_back((op, reply));
+                None
+            }
+            None => Some(reply),
+        }
+    }
+
+    /// Begins to write a session; [`Sessions::saved`] is to be called with what `saved` is told. On an error nothing has
+    /// begun, and whoever asked knows.
+    pub fn save(&mut self, engine: &mut Engine, name: &str, saved: Saved, reply: Option<Reply>) {
+        let begun = self.file(name).and_then(|file| {
+            let tokens = &self.open.get(name).ok_or_else(|| no_session(name))?.tokens;
+            engine.begin_save(&file, tokens, saved)
+        });
+        match begun {
+            Ok(cached_tokens) => {
+                let saving = Saving { cached_tokens, stale: false, reply, later: VecDeque::new() };
+                self.saving.insert(name.into(), saving);
+            }
+            Err(e) => answer(reply, name, Err(e)),
+        }
+    }
+
+    /// A session's file is there, or is not. Gives back what was asked meanwhile.
+    pub fn saved(&mut self, name: &str, how: Result<u64>) -> VecDeque<(SessionOp, Reply)> {
+        let Some(saving) = self.saving.remove(name) else { return VecDeque::new() };
+        let mut tokens = 0;
+        if let Some(open) = self.open.get_mut(name) {
+            open.saved = how.is_ok() && !saving.stale;
+            tokens = open.tokens.len();
+        }
+        let info = how.map(|bytes| SessionInfo {
+            name: name.into(),
+            tokens,
+            cached_tokens: saving.cached_tokens,
+            file_bytes: Some(bytes),
+        });
+        answer(saving.reply, name, info.map(|i| (i, Vec::new())));
+        saving.later
+    }
+
+    /// True while any session is being written.
+    pub fn is_saving(&self) -> bool {
+        !self.saving.is_empty()
+    }
+
+    /// The engine has ended: whoever waits for a write waits for nothing.
+    pub fn give_up(&mut self) {
+        self.saving.clear();
     }
 
     pub fn restore(&mut self, engine: &mut Engine, name: &str) -> Result<SessionInfo> {
@@ -112,12 +184,12 @@ impl Sessions {
             cached_tokens,
             file_bytes: bytes_of(&file),
         };
-        self.open.insert(name.into(), tokens);
+        self.open.insert(name.into(), Conversation { tokens, saved: true });
         Ok(info)
     }
 
     pub fn delete(&mut self, name: &str) -> Result<SessionInfo> {
-        let tokens = self.open.remove(name);
+        let tokens = self.open.remove(name).map(|c| c.tokens);
         let file = self.folder.is_some().then(|| self.file(name)).transpose()?.filter(|f| f.exists());
         if tokens.is_none() && file.is_none() {
             return Err(no_session(name));
@@ -131,13 +203,13 @@ impl Sessions {
 
     /// The tokens of a session in memory.
     pub fn tokens(&self, name: &str) -> Result<Vec<TokenId>> {
-        self.open.get(name).cloned().ok_or_else(|| no_session(name))
+        self.open.get(name).map(|c| c.tokens.clone()).ok_or_else(|| no_session(name))
     }
 
     /// All sessions, in memory and on disk, by name.
     pub fn list(&self, engine: &mut Engine) -> Vec<SessionInfo> {
         let mut all: BTreeMap<String, SessionInfo> = BTreeMap::new();
-        for (name, tokens) in &self.open {
+        for (name, Conversation { tokens, .. }) in &self.open {
             let cached_tokens = engine.keep(tokens);
             let info =
                 SessionInfo { name: name.clone(), tokens: tokens.len(), cached_tokens, file_bytes: None };
@@ -155,17 +227,20 @@ impl Sessions {
         all.into_values().collect()
     }
 
-    /// Saves all that is in memory, where there is a folder to save to.
-    pub fn save_all(&mut self, engine: &mut Engine) {
-        if self.folder.is_none() {
-            return;
-        }
-        let names: Vec<String> = self.open.keys().cloned().collect();
-        for name in names {
-            if let Err(e) = self.save(engine, &name) {
-                log::error!("session {name} is not saved: {e}");
-            }
-        }
+    /// What is in memory and not in its file, where there is a folder for files.
+    pub fn unsaved(&self) -> Vec<String> {
+        let has_file = |name: &String| self.file(name).is_ok_and(|f| f.exists());
+        let unsaved = self.open.iter().filter(|(name, c)| !(c.saved && has_file(name)));
+        unsaved.filter(|_| self.folder.is_some()).map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// Tells who asked, if anyone did; the log otherwise.
+fn answer(reply: Option<Reply>, name: &str, how: Result<(SessionInfo, Vec<TokenId>)>) {
+    match (reply, how) {
+        (Some(reply), how) => drop(reply.send(how)), // who asked may be gone
+        (None, Err(e)) => log::error!("session {name} is not saved: {e}"),
+        (None, Ok(_)) => {}
     }
 }
 

@@ -1,12 +1,13 @@
 //! The engine's thread: takes commands, advances the engine, hands out what happened.
 
-use super::sessions::{SessionInfo, SessionOp, Sessions};
+use super::sessions::{Reply as SessionReply, SessionInfo, SessionOp, Sessions};
 use super::stream::{Reply, RequestId, Writer};
 use super::{Activity, Command, Metrics, OnPanic, RequestInfo, Shared, Submit, Work, lock};
+use crate::backend::Workers;
 use crate::engine::pressure::Watch;
 use crate::engine::{Budget, Done, Engine, Event, Goal, Request, SeqId};
 use crate::sample::Sampler;
-use crate::units::{Bytes, Error, Result, TokenId};
+use crate::units::{Bytes, Error, Result};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,6 +19,10 @@ use std::time::{Duration, Instant};
 const WAIT: Duration = Duration::from_millis(50);
 /// The same when nothing is open: memory is looked at after it, and the robot's processor sleeps meanwhile.
 const IDLE: Duration = Duration::from_millis(400);
+/// The same while a session is being written: its next blocks wait for room.
+const SAVING: Duration = Duration::from_millis(2);
+/// What blocks of sessions may take of the time between two steps.
+const SAVE_BETWEEN: Duration = Duration::from_millis(2);
 
 /// How long memory must not have been short before the cache may grow again.
 const CALM: Duration = Duration::from_secs(5);
@@ -49,11 +54,14 @@ struct Worker {
     stop: Option<Instant>,
     /// Running mean of the seconds that a request takes.
     request_seconds: f64,
+    /// The threads that compute, once someone said which.
+    workers: Option<Workers>,
 }
 
 /// Runs until told to stop. A panic fails what is open; the reason stays in `shared`.
 pub fn run(mut engine: Engine, shared: Arc<Shared>, commands: Receiver<Command>, on_panic: OnPanic) {
     engine.set_shared(true);
+    engine.set_pulse(shared.pulse.clone());
     let mut worker = Worker {
         engine,
         shared: shared.clone(),
@@ -65,6 +73,7 @@ pub fn run(mut engine: Engine, shared: Arc<Shared>, commands: Receiver<Command>,
         short_at: None,
         stop: None,
         request_seconds: 1.0,
+        workers: None,
     };
     let ended = catch_unwind(AssertUnwindSafe(|| worker.serve(&commands)));
     let why = match &ended {
@@ -83,6 +92,7 @@ pub fn run(mut engine: Engine, shared: Arc<Shared>, commands: Receiver<Command>,
     }
     if ended.is_err() {
         log::error!("engine: {why}");
+        worker.sessions.give_up();
         // What panicked half way is not run again, not even to be dropped.
         std::mem::forget(worker);
         if let OnPanic::Call(f) = on_panic {
@@ -98,15 +108,26 @@ fn reason(panic: &(dyn std::any::Any + Send)) -> String {
 
 impl Worker {
     fn serve(&mut self, commands: &Receiver<Command>) {
-        let mut idle = true;
+        let (mut idle, mut saving) = (true, false);
         // Whoever looks before the first request finds the cache's size too.
         self.publish();
         loop {
-            if self.take_commands(commands, idle).is_none() {
+            let rest = match self.open.is_empty() {
+                _ if saving => SAVING,
+                true => IDLE,
+                false => WAIT,
+            };
+            if self.take_commands(commands, idle.then_some(rest)).is_none() {
                 return;
             }
             self.let_go();
             self.watch_memory();
+            self.shared.pulse.beat();
+            let workers = *lock(&self.shared.workers);
+            if workers != self.workers {
+                workers.into_iter().for_each(|w| self.engine.set_workers(w));
+                self.workers = workers;
+            }
             let budget = *lock(&self.shared.budget);
             self.tell(&budget);
             let started = Instant::now();
@@ -117,10 +138,31 @@ impl Worker {
                 self.metrics.step_time += started.elapsed();
             }
             events.into_iter().for_each(|e| self.deliver(e));
+            saving = self.engine.pump_saves(SAVE_BETWEEN);
             self.publish();
             if self.stop.is_some_and(|at| self.open.is_empty() || at <= Instant::now()) {
-                self.sessions.save_all(&mut self.engine);
-                return;
+                return self.save_all(commands);
+            }
+        }
+    }
+
+    /// Writes what is not in its file yet, and waits for that and for what is being written.
+    fn save_all(&mut self, commands: &Receiver<Command>) {
+        // What is being written now may be older than what is in memory: after it, so all that was asked is done.
+        self.finish_saving(commands);
+        for name in self.sessions.unsaved() {
+            self.save(&name, None);
+        }
+        self.finish_saving(commands);
+    }
+
+    fn finish_saving(&mut self, commands: &Receiver<Command>) {
+        while self.sessions.is_saving() {
+            self.engine.pump_saves(IDLE);
+            match commands.recv_timeout(SAVING) {
+                Ok(c) => self.command(c),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
@@ -137,9 +179,9 @@ impl Worker {
     }
 
     /// Takes what was sent; waits a moment for it if there is nothing else to do. `None`: no one can send any more.
-    fn take_commands(&mut self, commands: &Receiver<Command>, idle: bool) -> Option<()> {
-        if idle {
-            match commands.recv_timeout(if self.open.is_empty() { IDLE } else { WAIT }) {
+    fn take_commands(&mut self, commands: &Receiver<Command>, rest: Option<Duration>) -> Option<()> {
+        if let Some(rest) = rest {
+            match commands.recv_timeout(rest) {
                 Ok(c) => self.command(c),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return None,
@@ -172,27 +214,41 @@ impl Worker {
             Command::Sessions(reply) => {
                 let _ = reply.send(self.sessions.list(&mut self.engine)); // who asked may be gone
             }
-            Command::Session(op, name, reply) => {
-                let _ = reply.send(self.session(op, &name)); // who asked may be gone
+            Command::Session(op, name, reply) => self.session(op, &name, reply),
+            Command::Saved(name, how) => {
+                for (op, reply) in self.sessions.saved(&name, how) {
+                    // After one that writes again the rest waits again.
+                    self.session(op, &name, reply);
+                }
             }
             Command::Stop(at) => self.stop = Some(at),
         }
     }
 
-    fn session(&mut self, op: SessionOp, name: &str) -> Result<(SessionInfo, Vec<TokenId>)> {
+    fn session(&mut self, op: SessionOp, name: &str, reply: SessionReply) {
+        let Some(reply) = self.sessions.put_off(op, name, reply) else { return };
         let (sessions, engine) = (&mut self.sessions, &mut self.engine);
-        match op {
-            SessionOp::Save => sessions.save(engine, name).map(|i| (i, Vec::new())),
+        let done = match op {
+            SessionOp::Save => return self.save(name, Some(reply)),
             SessionOp::Restore => sessions.restore(engine, name).map(|i| (i, Vec::new())),
             SessionOp::Delete => sessions.delete(name).map(|i| (i, Vec::new())),
-            SessionOp::Tokens => {
-                let tokens = sessions.tokens(name)?;
+            SessionOp::Tokens => sessions.tokens(name).map(|tokens| {
                 let cached_tokens = engine.keep(&tokens);
                 let info =
                     SessionInfo { name: name.into(), tokens: tokens.len(), cached_tokens, file_bytes: None };
-                Ok((info, tokens))
-            }
-        }
+                (info, tokens)
+            }),
+        };
+        let _ = reply.send(done); // who asked may be gone
+    }
+
+    /// Begins to write a session; the thread that writes sends a command when it is done.
+    fn save(&mut self, name: &str, reply: Option<SessionReply>) {
+        let (shared, named) = (self.shared.clone(), name.to_owned());
+        let saved = Box::new(move |how| {
+            let _ = shared.send(Command::Saved(named, how)); // an engine that has ended needs no telling
+        });
+        self.sessions.save(&mut self.engine, name, saved, reply);
     }
 
     /// Gives cache memory back when the system runs short, and takes it again, bit by bit, when that is over.
