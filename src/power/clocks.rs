@@ -27,6 +27,10 @@ const YIELD_US: u64 = 600_000_000;
 const SETTLE_EVERY_US: u64 = 2_000;
 /// Reads before an unchanged node is taken at its word.
 const SETTLE_READS: u32 = 6;
+/// How long a node that has its old value back stays in the ledger: as long as a phase is likely to want it again.
+const REST_US: u64 = 60_000_000;
+/// Outcomes that were told, and writes that changed nothing: enough for a profile's phases and a governor's steps.
+const TOLD_MAX: usize = 128;
 /// How often the GPU's clock is looked for while it is missing.
 const LOOK_AGAIN_US: u64 = 2_000_000;
 
@@ -54,6 +58,16 @@ struct Quarrel {
     pinned: bool,
 }
 
+/// A write that changed nothing, such as that of a clock which firmware pins: it costs the time that a clock may take to
+/// settle, in which a change of phase would wait, so it is not tried again for a while.
+#[derive(Debug)]
+struct Futile {
+    at_us: u64,
+    node: String,
+    value: String,
+    kept: String,
+}
+
 /// Which group of knobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Group {
@@ -70,11 +84,15 @@ pub struct Actuator {
     nvidia: Option<Nvidia>,
     ledger: Ledger,
     want: Clocks,
-    /// What came of the last wishes: the log tells only news.
+    /// What came of wishes so far: the log tells only news, and phases come back.
     told: Vec<Outcome>,
+    /// Writes that changed nothing.
+    futile: Vec<Futile>,
     quarrels: [Quarrel; 2],
 }
 
+/// Another one after each start of the system.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The entry of a discrete GPU's lock, which cannot be read back.
 const NVML_GPU: &str = "nvml:gpu";
 /// As [`NVML_GPU`], for its memory.
@@ -86,7 +104,7 @@ impl Actuator {
         let found = Found::look(nodes.as_ref());
         let looked_us = nodes.now_us();
         let nvidia = nvidia.filter(|n| n.measures() && found.gpu.is_none());
-        let ledger = Ledger::open(ledger)?;
+        let ledger = Ledger::open(ledger, &text(nodes.as_ref(), BOOT_ID).unwrap_or_default())?;
         let want = Clocks::default();
         let mut actuator = Actuator {
             nodes,
@@ -96,6 +114,7 @@ impl Actuator {
             ledger,
             want,
             told: Vec::new(),
+            futile: Vec::new(),
             quarrels: Default::default(),
         };
         actuator.release()?;
@@ -109,7 +128,7 @@ impl Actuator {
 
     /// What is held, as (node, value before us, value now).
     pub fn held(&self) -> Vec<(String, String, String)> {
-        self.ledger.entries().iter().map(|e| (e.node.clone(), e.old.clone(), e.now.clone())).collect()
+        self.ledger.held().map(|e| (e.node.clone(), e.old.clone(), e.now.clone())).collect()
     }
 
     /// Sets the clocks: every knob that is asked for, and gives back every one that no longer is.
@@ -122,14 +141,25 @@ impl Actuator {
         self.emc_cap(&mut outcomes)?;
         self.emc_floor(&mut outcomes)?;
         self.gpu(&mut outcomes)?;
-        for o in outcomes.iter().filter(|o| !self.told.contains(o)) {
+        self.tell(&outcomes);
+        Ok(outcomes)
+    }
+
+    /// Logs what has not been told before. A phase that comes back is no news, and the log may be slow.
+    fn tell(&mut self, outcomes: &[Outcome]) {
+        for o in outcomes {
+            if self.told.contains(o) {
+                continue;
+            }
             let mhz = |hz: u64| hz as f64 / 1e6;
             let got = o.got_hz.map_or("nothing".into(), |hz| format!("{} MHz", mhz(hz)));
             let note = o.note.as_ref().map_or(String::new(), |n| format!(": {n}"));
             log::info!("{}: asked {} MHz, got {got}{note}", o.knob, mhz(o.asked_hz));
+            if self.told.len() == TOLD_MAX {
+                self.told.remove(0);
+            }
+            self.told.push(o.clone());
         }
-        self.told.clone_from(&outcomes);
-        Ok(outcomes)
     }
 
     /// Gives everything back: the memory's lock, its ceiling, the GPU. Only nodes that still hold a value of ours. What
@@ -149,12 +179,18 @@ impl Actuator {
         for folder in folders {
             self.release_gpu(&folder)?;
         }
-        self.release_nvml()
+        self.release_nvml()?;
+        self.told.clear();
+        self.futile.clear();
+        self.ledger.forget_rested(u64::MAX)
     }
 
     /// Looks whether others changed what we hold, or what we had no need to hold. Their values become the new start, and
     /// our wishes are set again on top; but where clocks are pinned, or someone keeps writing, we let go.
     pub fn reconcile(&mut self) -> Result<Vec<Outcome>> {
+        if let Some(until) = self.nodes.now_us().checked_sub(REST_US) {
+            self.ledger.forget_rested(until)?;
+        }
         match (self.want == Clocks::default(), self.ledger.entries().is_empty()) {
             // Where all is as wished this only reads.
             (false, _) => self.apply(&self.want.clone()),
@@ -181,7 +217,7 @@ impl Actuator {
             Group::Gpu => node.starts_with("/sys/class/devfreq/"),
             Group::Emc => node.starts_with(EMC) || super::find::EMC_CAPS.contains(&node),
         };
-        let held = self.ledger.entries().iter().filter(|e| of_group(&e.node));
+        let held = self.ledger.held().filter(|e| of_group(&e.node));
         let differs =
             |e: &&super::ledger::Entry| text(self.nodes.as_ref(), &e.node).is_some_and(|v| v != e.now);
         held.filter(differs).map(|e| e.node.clone()).collect()
@@ -258,21 +294,27 @@ impl Actuator {
         if before == value && self.ledger.entry(node).is_none_or(|e| e.now == value) {
             return Ok(before.parse().ok());
         }
+        let now = nodes.now_us();
+        self.futile.retain(|f| now.saturating_sub(f.at_us) < REST_US);
+        if self.futile.iter().any(|f| f.node == node && f.value == value && f.kept == before) {
+            return Ok(before.parse().ok());
+        }
         let perhaps: Vec<String> = perhaps.iter().map(u64::to_string).collect();
         self.ledger.intend(node, &before, &value, &perhaps)?;
         if let Err(e) = nodes.write(node, &value) {
             log::warn!("{node}: write {value}: {e}");
         }
         let got = settled(nodes.as_ref(), node, &before);
-        match &got {
-            // The write changed nothing: there is nothing of ours to put back.
-            Some(got) if *got == before && self.ledger.entry(node).is_some_and(|e| e.old == before) => {
-                self.ledger.forget(node)?;
-            }
-            Some(got) => self.ledger.became(node, got)?,
-            None => {}
+        let Some(got) = got else { return Ok(None) };
+        if got == before && self.futile.len() < TOLD_MAX {
+            self.futile.push(Futile { at_us: now, node: node.to_owned(), value, kept: before.clone() });
         }
-        Ok(got.and_then(|g| g.parse().ok()))
+        // Where the write changed nothing there is nothing of ours to put back.
+        match got == before && self.ledger.entry(node).is_some_and(|e| e.old == before) {
+            true => self.ledger.rest(node, now),
+            false => self.ledger.became(node, &got)?,
+        }
+        Ok(got.parse().ok())
     }
 
     /// Puts a node back, if it holds a value of ours. Forgets it, unless it could not be reached.
@@ -286,11 +328,15 @@ impl Actuator {
                 log::warn!("{node}: put back {old}: {e}");
                 return Ok(());
             }
-            log::info!("{node}: put back {old}");
+            // At the end of a phase this is no news.
+            let level = if self.want == Clocks::default() { log::Level::Info } else { log::Level::Debug };
+            log::log!(level, "{node}: put back {old}");
         } else if held != entry.old {
             log::warn!("{node}: holds {held}, which is not ours: left alone");
+            return self.ledger.forget(node);
         }
-        self.ledger.forget(node)
+        self.ledger.rest(node, nodes.now_us());
+        Ok(())
     }
 
     // ---- GPU
@@ -350,7 +396,7 @@ impl Actuator {
         // What equals its start is not ours to hold.
         for (node, value) in [(&low, target.0), (&high, target.1)] {
             if self.ledger.entry(node).is_some_and(|e| e.old == value.to_string() && e.now == e.old) {
-                self.ledger.forget(node)?;
+                self.ledger.rest(node, self.nodes.now_us());
             }
         }
         let nodes = self.nodes.as_ref();
@@ -425,9 +471,11 @@ impl Actuator {
         let target = round_up(&EMC_POINTS_HZ, asked_hz.min(cap));
         // The lock holds whatever rate there is, so that one is ours from now on too, should we die before the next write.
         let there: Option<u64> = number(nodes.as_ref(), &rate);
+        // The rate moves by itself while it is not locked, and is not put back: any that was is as good a start.
+        let start = self.ledger.entries().iter().find(|e| e.node == rate).map(|e| e.old.clone());
         self.ledger.intend(
             &rate,
-            &text(nodes.as_ref(), &rate).unwrap_or_default(),
+            &start.unwrap_or_else(|| text(nodes.as_ref(), &rate).unwrap_or_default()),
             &target.to_string(),
             &there.map_or(Vec::new(), |r| vec![r.to_string()]),
         )?;
@@ -450,14 +498,18 @@ impl Actuator {
     fn release_emc_lock(&mut self) -> Result<()> {
         let (lock, rate) = (format!("{EMC}/mrq_rate_locked"), format!("{EMC}/rate"));
         if self.ledger.entry(&lock).is_none() {
-            return self.ledger.forget(&rate);
+            self.ledger.rest(&rate, self.nodes.now_us());
+            return Ok(());
         }
         let ours = self.ledger.entry(&rate).is_none_or(|e| e.is_ours(self.nodes.as_ref()));
         match ours {
             true => self.put_back(&lock)?,
             false => self.ledger.forget(&lock)?,
         }
-        if self.ledger.entry(&lock).is_none() { self.ledger.forget(&rate) } else { Ok(()) }
+        if self.ledger.entry(&lock).is_none() {
+            self.ledger.rest(&rate, self.nodes.now_us());
+        }
+        Ok(())
     }
 
     // ---- a discrete GPU

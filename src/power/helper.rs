@@ -1,7 +1,9 @@
 //! The clock helper: the one process that may write clocks. It knows six verbs, holds what one client wishes while that
 //! client lives, and puts everything back when it does not.
 //!
-//! Threads: one that owns the knobs; one that accepts; one a connection, which reads lines and waits for answers.
+//! Threads: one a connection, which reads lines, does what they say and answers, so that a wish becomes clocks with no
+//! other thread in between; one that accepts; and the caller's, which sees to leases and to what others change. The knobs
+//! are behind one lock.
 
 use super::clocks::Actuator;
 use super::modes::Modes;
@@ -9,34 +11,48 @@ use super::types::Clocks;
 use super::wire::{Answer, Ask, Held, LEASE_MS_MAX, LINE_BYTES_MAX};
 use crate::units::{Error, Result, one_line};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Connections at a time: the daemon's, and a few of people who look.
 const CONNECTIONS_MAX: usize = 8;
 /// A connection that says nothing for so long is closed.
 const SILENT_MAX: Duration = Duration::from_secs(120);
+/// Where there is no room for another, one that holds nothing and said nothing for so long makes it.
+const YIELDS_AFTER_MS: u64 = 1_000;
 /// How often others' changes are looked for: a robot once ran for 85 minutes without its cap.
 const RECONCILE_EVERY: Duration = Duration::from_secs(2);
-/// How often the end is looked for.
+/// How often the end, and leases, are looked for.
 const STOP_EVERY: Duration = Duration::from_millis(100);
+/// A pause where no connection can be accepted, for want of file descriptors.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(25);
 
-/// A line from a connection, or its end.
-struct Letter {
-    from: usize,
-    /// None: it is gone.
-    ask: Option<(Ask, SyncSender<Answer>)>,
+/// What is known of a connection without a look at the knobs, which may be busy with something that takes long.
+#[derive(Default)]
+struct Pulse {
+    /// When its last word came.
+    heard_ms: AtomicU64,
+    /// It holds clocks.
+    holds: AtomicBool,
+    /// What it held went back because it was silent, and it was not told yet.
+    lost: AtomicBool,
 }
 
 /// Whose wishes are held.
 struct Holder {
-    from: usize,
-    lease: Duration,
-    until: Instant,
+    from: u64,
+    lease_ms: u64,
+    pulse: Arc<Pulse>,
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.pulse.holds.store(false, Ordering::SeqCst);
+    }
 }
 
 /// The helper's state.
@@ -44,88 +60,103 @@ pub struct Helper {
     actuator: Actuator,
     modes: Modes,
     holder: Option<Holder>,
+    /// It has given everything back for the last time.
+    ended: bool,
+}
+
+/// A connection, as the others see it.
+struct Open {
+    number: u64,
+    stream: UnixStream,
+    pulse: Arc<Pulse>,
+}
+
+/// What the threads share.
+struct Shared {
+    helper: Mutex<Helper>,
+    open: Mutex<Vec<Open>>,
+    began: Instant,
+}
+
+impl Shared {
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    /// The knobs. After a bug in another thread nothing is done with them but to put them back.
+    fn helper(&self) -> Result<MutexGuard<'_, Helper>> {
+        self.helper.lock().map_err(|_| broken("a bug; clocks go back"))
+    }
+
+    fn open(&self) -> MutexGuard<'_, Vec<Open>> {
+        // Whole at every moment.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Helper {
     /// Puts back what an earlier helper left, which opening the actuator does.
     pub fn new(actuator: Actuator, modes: Modes) -> Helper {
-        Helper { actuator, modes, holder: None }
+        Helper { actuator, modes, holder: None, ended: false }
     }
 
     /// Serves until `stop` says so, then gives everything back.
-    pub fn serve(mut self, listener: UnixListener, stop: Arc<dyn Fn() -> bool + Send + Sync>) -> Result<()> {
-        let (letters, inbox) = mpsc::sync_channel(CONNECTIONS_MAX * 2);
-        let accepting = stop.clone();
+    pub fn serve(self, listener: UnixListener, stop: Arc<dyn Fn() -> bool + Send + Sync>) -> Result<()> {
+        let address = listener.local_addr().ok().and_then(|a| a.as_pathname().map(Path::to_owned));
+        let shared =
+            Arc::new(Shared { helper: self.into(), open: Mutex::default(), began: Instant::now() });
+        let (accepting, ends) = (shared.clone(), stop.clone());
         std::thread::Builder::new()
             .name("clocks-accept".into())
-            .spawn(move || accept(&listener, &letters, accepting.as_ref()))
+            .spawn(move || accept(&listener, &accepting, ends.as_ref()))
             .map_err(|e| Error::io("clock helper", "start a thread", e))?;
-        let mut reconciled = Instant::now();
-        while !stop() {
-            match inbox.recv_timeout(self.patience()) {
-                Ok(letter) => self.take(letter),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-            self.expire()?;
-            if reconciled.elapsed() >= RECONCILE_EVERY {
-                reconciled = Instant::now();
-                self.actuator.reconcile()?;
-            }
-        }
-        self.actuator.release()
-    }
-
-    /// How long nothing needs to be done.
-    fn patience(&self) -> Duration {
-        let lease = self.holder.as_ref().map(|h| h.until.saturating_duration_since(Instant::now()));
-        lease.unwrap_or(STOP_EVERY).min(STOP_EVERY)
+        let kept = keep(&shared, stop.as_ref());
+        // A lock that a bug left poisoned does not keep clocks from going back.
+        let mut helper = shared.helper.lock().unwrap_or_else(PoisonError::into_inner);
+        helper.ended = true;
+        let released = helper.actuator.release();
+        drop(helper);
+        // Whoever accepts wakes, and sees that it is over.
+        drop(address.map(UnixStream::connect));
+        kept.and(released)
     }
 
     /// Gives everything back whose owner fell silent.
-    fn expire(&mut self) -> Result<()> {
-        if self.holder.as_ref().is_some_and(|h| h.until <= Instant::now()) {
-            log::warn!("no heartbeat: clocks go back");
+    fn expire(&mut self, now_ms: u64) -> Result<()> {
+        let silent =
+            |h: &mut Holder| now_ms.saturating_sub(h.pulse.heard_ms.load(Ordering::SeqCst)) >= h.lease_ms;
+        let Some(holder) = self.holder.take_if(silent) else { return Ok(()) };
+        log::warn!("no heartbeat: clocks go back");
+        holder.pulse.lost.store(true, Ordering::SeqCst);
+        self.actuator.release()
+    }
+
+    /// A connection ended.
+    fn gone(&mut self, from: u64) {
+        if self.holder.as_ref().is_some_and(|h| h.from == from) {
+            log::info!("who set the clocks is gone: they go back");
             self.holder = None;
-            self.actuator.release()?;
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, letter: Letter) {
-        let is_holder = self.holder.as_ref().is_some_and(|h| h.from == letter.from);
-        let Some((ask, reply)) = letter.ask else {
-            if is_holder {
-                log::info!("who set the clocks is gone: they go back");
-                self.holder = None;
-                if let Err(e) = self.actuator.release() {
-                    log::error!("{e}");
-                }
+            if let Err(e) = self.actuator.release() {
+                log::error!("{e}");
             }
-            return;
-        };
-        // Any word of the holder is a sign of life.
-        if let Some(h) = self.holder.as_mut().filter(|_| is_holder) {
-            h.until = Instant::now() + h.lease;
         }
-        let answer = self
-            .answer(letter.from, ask)
-            .unwrap_or_else(|e| Answer { error: Some(one_line(&e.to_string())), ..Answer::default() });
-        // A client that does not wait for its answer has lost it.
-        drop(reply.try_send(answer));
     }
 
-    fn answer(&mut self, from: usize, ask: Ask) -> Result<Answer> {
+    fn answer(&mut self, from: u64, pulse: &Arc<Pulse>, ask: Ask) -> Result<Answer> {
         let mut answer = Answer::default();
         match ask {
+            _ if self.ended => return Err(broken("it ends; clocks are back")),
             Ask::Set { clocks, lease_ms } => {
                 check(&clocks, lease_ms)?;
                 if self.holder.as_ref().is_some_and(|h| h.from != from) {
                     let (needs, has) = ("to be the only one".into(), "another client".into());
                     return Err(Error::Limit { what: "holding clocks".into(), needs, has });
                 }
-                let lease = Duration::from_millis(lease_ms);
-                self.holder = Some(Holder { from, lease, until: Instant::now() + lease });
+                // The old one's end is told first.
+                self.holder = None;
+                pulse.holds.store(true, Ordering::SeqCst);
+                pulse.lost.store(false, Ordering::SeqCst);
+                self.holder = Some(Holder { from, lease_ms, pulse: pulse.clone() });
                 answer.outcomes = self.actuator.apply(&clocks)?;
             }
             Ask::Beat => {}
@@ -144,6 +175,25 @@ impl Helper {
         }
         Ok(answer)
     }
+}
+
+fn broken(why: &str) -> Error {
+    Error::io("clock helper", "serve", std::io::Error::other(why))
+}
+
+/// Sees to leases and to what others change, until the end.
+fn keep(shared: &Shared, stop: &(dyn Fn() -> bool + Send + Sync)) -> Result<()> {
+    let mut reconciled = Instant::now();
+    while !stop() {
+        std::thread::sleep(STOP_EVERY);
+        let mut helper = shared.helper()?;
+        helper.expire(shared.now_ms())?;
+        if reconciled.elapsed() >= RECONCILE_EVERY {
+            reconciled = Instant::now();
+            helper.actuator.reconcile()?;
+        }
+    }
+    Ok(())
 }
 
 /// Refuses what no board can do.
@@ -183,67 +233,93 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
     UnixListener::bind(path).map_err(|e| Error::io(path, "listen", e))
 }
 
-fn accept(listener: &UnixListener, letters: &SyncSender<Letter>, stop: &(dyn Fn() -> bool + Send + Sync)) {
-    let open = Arc::new(AtomicUsize::new(0));
-    drop(listener.set_nonblocking(true));
-    let mut number = 0;
-    while !stop() {
-        let Ok((mut stream, _)) = listener.accept() else {
-            std::thread::sleep(STOP_EVERY / 4);
+fn accept(listener: &UnixListener, shared: &Arc<Shared>, stop: &(dyn Fn() -> bool + Send + Sync)) {
+    for number in 0u64.. {
+        let accepted = listener.accept();
+        if stop() {
+            return;
+        }
+        let Ok((mut stream, _)) = accepted else {
+            std::thread::sleep(ACCEPT_AGAIN);
             continue;
         };
-        if open.load(Ordering::SeqCst) >= CONNECTIONS_MAX {
-            let full = Answer { error: Some("too many connections".into()), ..Answer::default() };
-            drop(say(&mut stream, &full));
+        if !make_room(shared) {
+            drop(stream.set_write_timeout(Some(ACCEPT_AGAIN)));
+            drop(say(&mut stream, &refused("too many connections")));
             continue;
         }
-        number += 1;
-        open.fetch_add(1, Ordering::SeqCst);
-        let (letters, from, left) = (letters.clone(), number, open.clone());
+        let pulse = Arc::new(Pulse { heard_ms: shared.now_ms().into(), ..Pulse::default() });
+        let Ok(seen) = stream.try_clone() else { continue };
+        shared.open().push(Open { number, stream: seen, pulse: pulse.clone() });
+        let theirs = shared.clone();
         let spawned = std::thread::Builder::new().name("clocks-client".into()).spawn(move || {
-            converse(stream, from, &letters);
-            drop(letters.send(Letter { from, ask: None }));
-            left.fetch_sub(1, Ordering::SeqCst);
+            converse(stream, number, &pulse, &theirs);
+            if let Ok(mut helper) = theirs.helper() {
+                helper.gone(number);
+            }
+            theirs.open().retain(|o| o.number != number);
         });
         if spawned.is_err() {
-            open.fetch_sub(1, Ordering::SeqCst);
+            shared.open().retain(|o| o.number != number);
         }
     }
 }
 
+/// Whether there is room for a connection: where there is not, the one that has been silent longest makes it. Idle ones
+/// must not keep the daemon from its clocks.
+fn make_room(shared: &Shared) -> bool {
+    let mut open = shared.open();
+    if open.len() < CONNECTIONS_MAX {
+        return true;
+    }
+    let now_ms = shared.now_ms();
+    let heard = |o: &Open| o.pulse.heard_ms.load(Ordering::SeqCst);
+    let idle = open.iter().enumerate().filter(|(_, o)| !o.pulse.holds.load(Ordering::SeqCst));
+    let idle = idle.filter(|(_, o)| now_ms.saturating_sub(heard(o)) >= YIELDS_AFTER_MS);
+    let Some(longest) = idle.min_by_key(|(_, o)| heard(o)).map(|(at, _)| at) else { return false };
+    drop(open.remove(longest).stream.shutdown(Shutdown::Both));
+    true
+}
+
+fn refused(why: &str) -> Answer {
+    Answer { error: Some(one_line(why)), ..Answer::default() }
+}
+
 /// Reads lines until there are none, or until one cannot be answered.
-fn converse(stream: UnixStream, from: usize, letters: &SyncSender<Letter>) {
-    let ready = stream.set_nonblocking(false).is_ok()
-        && stream.set_read_timeout(Some(SILENT_MAX)).is_ok()
+fn converse(stream: UnixStream, from: u64, pulse: &Arc<Pulse>, shared: &Shared) {
+    let ready = stream.set_read_timeout(Some(SILENT_MAX)).is_ok()
         && stream.set_write_timeout(Some(SILENT_MAX)).is_ok();
     let Ok(mut out) = stream.try_clone() else { return };
     if !ready {
         return;
     }
     let mut lines = BufReader::new(stream);
+    let mut line = Vec::new();
     loop {
-        let mut line = Vec::new();
+        line.clear();
         match (&mut lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
             Err(e) if e.kind() == ErrorKind::Interrupted => continue,
             Ok(n) if n > 0 => {}
             _ => return,
         }
-        let refused = |why: String| Answer { error: Some(one_line(&why)), ..Answer::default() };
+        // Any word is a sign of life.
+        pulse.heard_ms.store(shared.now_ms(), Ordering::SeqCst);
         let too_long = line.len() as u64 == LINE_BYTES_MAX && !line.ends_with(b"\n");
         let answer = match serde_json::from_slice::<Ask>(&line) {
             _ if too_long => {
-                refused(format!("request: expected a line of at most {LINE_BYTES_MAX} bytes, found more"))
+                refused(&format!("request: expected a line of at most {LINE_BYTES_MAX} bytes, found more"))
             }
-            Err(e) => refused(format!(
-                "request: expected one of the verbs set, beat, release, status, mode, fan: {e}"
-            )),
+            Err(e) => {
+                let verbs = "set, beat, release, status, mode, fan";
+                refused(&format!("request: expected one of the verbs {verbs}: {e}"))
+            }
+            // A heartbeat needs no knob, and must not wait for one.
+            Ok(Ask::Beat) => {
+                Answer { lost: pulse.lost.swap(false, Ordering::SeqCst), ..Answer::default() }
+            }
             Ok(ask) => {
-                let (reply, answer) = mpsc::sync_channel(1);
-                if letters.send(Letter { from, ask: Some((ask, reply)) }).is_err() {
-                    return;
-                }
-                let Ok(answer) = answer.recv() else { return };
-                answer
+                let answer = shared.helper().and_then(|mut h| h.answer(from, pulse, ask));
+                answer.unwrap_or_else(|e| refused(&e.to_string()))
             }
         };
         if say(&mut out, &answer).is_err() || too_long {

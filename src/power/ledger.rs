@@ -1,11 +1,12 @@
 //! What we changed and what was there before, on disk before the first write: after a crash the next start puts it back.
 //!
-//! The file lies where a reboot empties it (`/run`), because a reboot clears the clocks too.
+//! The file lies where a reboot empties it (`/run`), because a reboot clears the clocks too. Where someone put it
+//! elsewhere, it names its boot, and says nothing of another. One process at a time has it.
 
 use super::nodes::{Nodes, text};
 use crate::units::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -27,12 +28,20 @@ pub struct Entry {
     pub ours: Vec<String>,
     /// The value wanted now.
     pub now: String,
+    /// Since when, on the board's clock, it holds its old value again. The entry is kept for a while, because phases
+    /// come back within seconds and what is in the file need not be written a second time. A restart knows nothing of
+    /// this: it judges by `ours`, and a node with its old value needs nothing.
+    #[serde(skip)]
+    pub rests_since_us: Option<u64>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Page {
     version: u32,
+    /// The boot's id; empty where none was known.
+    #[serde(default)]
+    boot: String,
     entries: Vec<Entry>,
 }
 
@@ -42,13 +51,61 @@ const VERSION: u32 = 1;
 #[derive(Debug)]
 pub struct Ledger {
     file: PathBuf,
+    boot: String,
     entries: Vec<Entry>,
+    _lock: Option<Lock>,
+}
+
+/// The right to write nodes by a ledger: a second helper would take the first one's values for what a dead one left.
+#[derive(Debug)]
+struct Lock {
+    path: PathBuf,
+    /// Locked as long as it is open, whatever ends the process.
+    _file: File,
+}
+
+impl Lock {
+    /// None where the ledger's folder is not there: then there is no ledger either.
+    fn take(ledger: &Path) -> Result<Option<Lock>> {
+        use std::os::unix::fs::MetadataExt;
+        let path = ledger.with_extension("lock");
+        loop {
+            let file = match OpenOptions::new().write(true).create(true).truncate(false).open(&path) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+                other => other.map_err(|e| Error::io(&path, "create", e))?,
+            };
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => {
+                    let (expected, found) = ("no other process that sets clocks by it", "one that runs");
+                    return Err(Error::bad(ledger, "lock", expected, found));
+                }
+                Err(TryLockError::Error(e)) => return Err(Error::io(&path, "lock", e)),
+                Ok(()) => {}
+            }
+            // Who had it before may have removed the name between our open and our lock.
+            let is_named = file.metadata().ok().zip(fs::metadata(&path).ok());
+            if is_named.is_some_and(|(a, b)| a.ino() == b.ino()) {
+                return Ok(Some(Lock { path, _file: file }));
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.path));
+    }
 }
 
 impl Ledger {
-    /// Reads the file, if there is one. One that cannot be trusted is an error: nothing is written by it.
-    pub fn open(file: &Path) -> Result<Ledger> {
-        let mut ledger = Ledger { file: file.to_owned(), entries: Vec::new() };
+    /// Reads the file, if there is one; `boot` is this boot's id, empty where it is not known.
+    ///
+    /// # Errors
+    /// For a file that cannot be trusted: nothing is written by it. And where another process has it.
+    pub fn open(file: &Path, boot: &str) -> Result<Ledger> {
+        let lock = Lock::take(file)?;
+        let (file_path, boot_id) = (file.to_owned(), boot.to_owned());
+        let mut ledger = Ledger { file: file_path, boot: boot_id, entries: Vec::new(), _lock: lock };
         let opened = match File::open(file) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(ledger),
             other => other.map_err(|e| Error::io(file, "open", e))?,
@@ -66,6 +123,11 @@ impl Ledger {
         for entry in &page.entries {
             entry.check(file)?;
         }
+        if !page.boot.is_empty() && !boot.is_empty() && page.boot != boot {
+            log::warn!("{}: of an earlier boot, whose clocks are gone: nothing is put back", file.display());
+            ledger.save()?;
+            return Ok(ledger);
+        }
         ledger.entries = page.entries;
         Ok(ledger)
     }
@@ -77,7 +139,27 @@ impl Ledger {
 
     /// What is held of one node.
     pub fn entry(&self, node: &str) -> Option<&Entry> {
-        self.entries.iter().find(|e| e.node == node)
+        self.entries.iter().find(|e| e.node == node && e.rests_since_us.is_none())
+    }
+
+    /// Nodes that hold a value of ours now.
+    pub fn held(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|e| e.rests_since_us.is_none())
+    }
+
+    /// A node that has its old value back. It stays in the file until [`Ledger::forget_rested`].
+    pub fn rest(&mut self, node: &str, at_us: u64) {
+        if let Some(entry) = self.entries.iter_mut().find(|e| e.node == node) {
+            entry.now.clone_from(&entry.old);
+            entry.rests_since_us.get_or_insert(at_us);
+        }
+    }
+
+    /// Forgets the nodes that have rested since `until_us` or longer.
+    pub fn forget_rested(&mut self, until_us: u64) -> Result<()> {
+        let before = self.entries.len();
+        self.entries.retain(|e| e.rests_since_us.is_none_or(|since| since > until_us));
+        if self.entries.len() == before { Ok(()) } else { self.save() }
     }
 
     /// Puts down that `node`, which holds `old`, is about to get `now`, which it may round to any of `perhaps`. On disk
@@ -92,16 +174,23 @@ impl Ledger {
                     old: old.to_owned(),
                     ours: Vec::new(),
                     now: String::new(),
+                    rests_since_us: None,
                 });
                 self.entries.last_mut().expect("it was pushed")
             }
         };
+        // Where a rested node has another value by now, that one is to go back in the end.
+        let moved = entry.rests_since_us.take().is_some() && entry.old != old;
+        if moved {
+            entry.old = old.to_owned();
+            entry.ours.clear();
+        }
         let fresh: Vec<String> = std::iter::once(now.to_owned())
             .chain(perhaps.iter().cloned())
             .filter(|v| !entry.ours.contains(v))
             .collect();
         // A value that is on disk as ours already needs no second write of the file: phases change in milliseconds.
-        let known = fresh.is_empty() && !entry.now.is_empty();
+        let known = fresh.is_empty() && !entry.now.is_empty() && !moved;
         entry.now = now.to_owned();
         entry.ours.extend(fresh);
         let over = entry.ours.len().saturating_sub(OURS_MAX);
@@ -145,7 +234,7 @@ impl Ledger {
                 _ => Ok(()),
             };
         }
-        let page = Page { version: VERSION, entries: self.entries.clone() };
+        let page = Page { version: VERSION, boot: self.boot.clone(), entries: self.entries.clone() };
         let text = serde_json::to_string(&page).expect("strings and numbers");
         let aside = self.file.with_extension("new");
         let mut file = OpenOptions::new()
@@ -204,21 +293,75 @@ mod tests {
     use super::*;
 
     const NODE: &str = "/sys/class/devfreq/17000000.gpu/max_freq";
+    const BOOT: &str = "b07";
 
     #[test]
     fn what_is_put_down_is_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("clocks.json");
-        let mut ledger = Ledger::open(&file).unwrap();
+        let mut ledger = Ledger::open(&file, BOOT).unwrap();
         ledger.intend(NODE, "1020", "612", &["600".into()]).unwrap();
         ledger.became(NODE, "611").unwrap();
-        let read = Ledger::open(&file).unwrap();
-        assert_eq!(read.entries(), ledger.entries());
+        let refused = Ledger::open(&file, BOOT).unwrap_err().to_string();
+        assert!(refused.contains("one that runs"), "{refused}");
+        let before = ledger.entries().to_vec();
+        drop(ledger);
+        let mut ledger = Ledger::open(&file, BOOT).unwrap();
+        assert_eq!(ledger.entries(), before);
         let ours = ["612", "600", "611"].map(String::from).to_vec();
-        let want = Entry { node: NODE.into(), old: "1020".into(), ours, now: "611".into() };
-        assert_eq!(read.entries(), [want]);
+        let want =
+            Entry { node: NODE.into(), old: "1020".into(), ours, now: "611".into(), rests_since_us: None };
+        assert_eq!(ledger.entries(), [want]);
         ledger.forget(NODE).unwrap();
         assert!(!file.exists(), "nothing is held: no file");
+        drop(ledger);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "and no lock");
+    }
+
+    #[test]
+    fn another_boots_file_says_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("clocks.json");
+        let put_down = |boot: &str| Ledger::open(&file, boot).unwrap().intend(NODE, "1020", "612", &[]).unwrap();
+        for (then, now, is_kept) in [("a", "a", true), ("a", "b", false), ("", "b", true), ("a", "", true)] {
+            put_down(then);
+            let ledger = Ledger::open(&file, now).unwrap();
+            assert_eq!(ledger.entries().len(), usize::from(is_kept), "{then:?} read in {now:?}");
+            assert_eq!(file.exists(), is_kept);
+            drop(ledger);
+            drop(fs::remove_file(&file));
+        }
+    }
+
+    /// Phases come and go in milliseconds, and the file is written when something is new only.
+    #[test]
+    fn a_rested_node_is_taken_up_without_a_write() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("clocks.json");
+        // A file that is written anew is another file.
+        let number = || fs::metadata(&file).unwrap().ino();
+        let mut ledger = Ledger::open(&file, BOOT).unwrap();
+        ledger.intend(NODE, "1020", "612", &[]).unwrap();
+        let first = number();
+        for at in 1..5 {
+            ledger.rest(NODE, at);
+            assert!(ledger.entry(NODE).is_none() && ledger.held().next().is_none());
+            // A restart now would find what it may need, and a node that needs nothing.
+            let text = fs::read_to_string(&file).unwrap();
+            assert!(text.contains("1020") && text.contains("612"), "{text}");
+            ledger.intend(NODE, "1020", "612", &[]).unwrap();
+            assert_eq!((ledger.entry(NODE).unwrap().now.as_str(), number()), ("612", first));
+        }
+        // Another start than before is news.
+        ledger.rest(NODE, 5);
+        ledger.intend(NODE, "918", "612", &[]).unwrap();
+        assert!(fs::read_to_string(&file).unwrap().contains("918"));
+        ledger.rest(NODE, 6);
+        ledger.forget_rested(5).unwrap();
+        assert!(file.exists());
+        ledger.forget_rested(6).unwrap();
+        assert!(!file.exists() && ledger.entries().is_empty());
     }
 
     #[test]
@@ -245,9 +388,9 @@ mod tests {
         ];
         for text in bad {
             fs::write(&file, &text).unwrap();
-            assert!(Ledger::open(&file).is_err(), "{text}");
+            assert!(Ledger::open(&file, BOOT).is_err(), "{text}");
         }
         fs::write(&file, entry(NODE, "1020")).unwrap();
-        assert!(Ledger::open(&file).is_ok());
+        assert!(Ledger::open(&file, BOOT).is_ok());
     }
 }

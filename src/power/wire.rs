@@ -71,6 +71,9 @@ pub struct Answer {
     /// What went wrong; none: it was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Of `beat`: it comes after its lease, and what was held went back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lost: bool,
     /// Of `set`: each knob's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outcomes: Vec<Outcome>,
@@ -134,9 +137,9 @@ impl Client {
         Ok(self.ask(&Ask::Set { clocks: *clocks, lease_ms })?.outcomes)
     }
 
-    /// Says that we live.
-    pub fn beat(&mut self) -> Result<()> {
-        self.ask(&Ask::Beat).map(drop)
+    /// Says that we live. False: too late for our lease, so what was set went back, and is to be set anew.
+    pub fn beat(&mut self) -> Result<bool> {
+        self.ask(&Ask::Beat).map(|answer| !answer.lost)
     }
 
     /// Gives everything back.

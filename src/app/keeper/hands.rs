@@ -2,7 +2,7 @@
 
 use crate::power::clocks::Actuator;
 use crate::power::types::Clocks;
-use crate::power::wire::{Ask, Client, LEASE_MS};
+use crate::power::wire::{Answer, Ask, Client, LEASE_MS};
 use crate::units::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ impl HelperHands {
         HelperHands { socket: socket.to_owned(), client: None, failed_at: None, wanted: Clocks::default() }
     }
 
-    fn ask(&mut self, ask: &Ask) -> Result<()> {
+    fn ask(&mut self, ask: &Ask) -> Result<Answer> {
         if self.client.is_none() {
             if let Some(at) = self.failed_at.filter(|at| at.elapsed() < AGAIN) {
                 let left = AGAIN.saturating_sub(at.elapsed());
@@ -50,7 +50,7 @@ impl HelperHands {
         }
         let client = self.client.as_mut().expect("it was connected");
         match client.ask(ask) {
-            Ok(_) => Ok(()),
+            Ok(answer) => Ok(answer),
             // A helper that went away is reached for again; a refusal leaves the connection whole, but nothing is lost by
             // a new one.
             Err(e) => {
@@ -72,15 +72,13 @@ impl Hands for HelperHands {
 
     fn set(&mut self, clocks: &Clocks) -> Result<()> {
         self.wanted = *clocks;
-        self.ask(&Ask::Set { clocks: *clocks, lease_ms: LEASE_MS })
+        self.ask(&Ask::Set { clocks: *clocks, lease_ms: LEASE_MS }).map(drop)
     }
 
     fn beat(&mut self) -> Result<()> {
-        // After the helper was away it knows nothing of our wish.
-        match self.client {
-            Some(_) => self.ask(&Ask::Beat),
-            None => self.set(&self.wanted.clone()),
-        }
+        // After the helper was away, or we were for longer than our lease, it knows nothing of our wish.
+        let is_held = self.client.is_some() && !self.ask(&Ask::Beat)?.lost;
+        if is_held { Ok(()) } else { self.set(&self.wanted.clone()) }
     }
 
     fn release(&mut self) {

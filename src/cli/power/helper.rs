@@ -4,7 +4,7 @@ use clap::Args;
 use std::path::PathBuf;
 
 use super::Where;
-use crate::app::power::end_asked;
+use crate::app::power::{end_asked, hurry};
 use crate::power::clocks::Actuator;
 use crate::power::helper::{Helper, listen};
 use crate::power::modes::{Modes, SystemPrograms};
@@ -49,6 +49,7 @@ pub fn run(args: &HelperArgs) -> Result<()> {
         return Ok(());
     }
     let listener = listen(&args.socket)?;
+    hurry();
     // The unit's sandbox is a mount namespace, in which nvpmodel does nothing and says that all is well.
     let modes = Modes::new(site.nodes, Box::new(SystemPrograms), true);
     let ended = Helper::new(actuator, modes).serve(listener, stop);

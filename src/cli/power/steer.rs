@@ -91,13 +91,11 @@ fn hold(args: &ApplyArgs) -> Result<()> {
             Inputs { now_us: site.nodes.now_us(), sample: Some(&sample), phase, demand: Demand::default() };
         let (decision, next) = governor::decide(&profile, &ladder, &state, &inputs);
         state = next;
-        if set != Some(decision.clocks) {
+        if set != Some(decision.clocks) || !client.beat()? {
             for outcome in client.set(&decision.clocks, LEASE_MS)? {
                 log::info!("{outcome:?}");
             }
             set = Some(decision.clocks);
-        } else {
-            client.beat()?;
         }
         let why: Vec<String> = decision.why.iter().map(ToString::to_string).collect();
         let line = format!(
