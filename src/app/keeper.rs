@@ -1,19 +1,24 @@
-//! The daemon's power thread: samples the board, decides with the governor, moves clocks through its hands, and gives the
-//! engine its budget. It wakes twice a second, and at once when the engine's phase changes.
+//! The daemon's power threads: one decides with the governor, moves clocks through its hands and gives the engine its budget,
+//! at once when the engine's phase changes; the other samples the board twice a second. They are two because a board's
+//! sensors may take their time, or for ever (a bus that hangs), and a change of phase does not wait for them.
 //!
 //! ```text
-//! engine ─ Signal ─► this thread ─► sensors, governor ─► hands ─► clocks
-//!    ▲                    │
-//!    └──── Budget ────────┴────► Told ─► /v1/power, /metrics, usage
+//! engine ─ Signal ─► deciding thread ─► governor ─► hands ─► clocks
+//!    ▲                 │          ▲
+//!    └──── Budget ─────┤          │ samples
+//!                      └─► Told ◄─┴─ watching thread ◄─ sensors
+//!                            └─► /v1/power, /metrics, usage
 //! ```
 //!
-//! However the thread ends, clocks go back: by its last words where it can say them, by the helper's lease where it cannot.
+//! However the deciding thread ends, clocks go back: by its last words where it can say them, by the helper's lease where
+//! it cannot.
 
 mod cores;
 mod driven;
 mod hands;
 mod looker;
 mod told;
+mod watch;
 
 pub use hands::Hands;
 pub use looker::{Alone, Looker};
@@ -25,11 +30,12 @@ use crate::config::{Config, Origin};
 use crate::engine::Budget;
 use crate::engine::service::{Activity, Signal};
 use crate::power::clocks::Actuator;
-use crate::power::governor::{self, Demand, Inputs, Ladder};
+use crate::power::governor::{self, Demand, Inputs};
+use crate::power::nodes::Nodes;
 use crate::power::nvidia::{LIBRARIES, Nvidia};
 use crate::power::profile::{Profile, board_key};
 use crate::power::status::Allowed;
-use crate::power::types::{Clocks, Phase, Sample};
+use crate::power::types::{Clocks, Phase};
 use crate::units::{Error, Result};
 use cores::Cores;
 use driven::Driven;
@@ -41,9 +47,19 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use told::ModesBy;
+use watch::Watcher;
 
 /// How often sensors are read: the rails' meters have a new value every 430 ms.
 const SAMPLE: Duration = Duration::from_millis(500);
+
+/// The longest that nothing is decided while a profile steers: samples may have stopped.
+const DECIDE: Duration = Duration::from_millis(750);
+
+/// How long the end waits for the thread of the sensors.
+const SENSORS_END: Duration = Duration::from_secs(2);
+
+/// Words to who holds the clocks are this far apart at least.
+const BEAT: Duration = Duration::from_millis(400);
 
 /// The same while nothing runs and no profile steers: the robot's processor may sleep longer.
 const SAMPLE_IDLE: Duration = Duration::from_secs(2);
@@ -95,10 +111,10 @@ impl Wanted {
     }
 }
 
-/// The running thread. Dropping it ends it and waits until clocks are back.
+/// The running threads. Dropping it ends them and waits until clocks are back.
 pub struct Keeper {
     told: Arc<Told>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Keeper {
@@ -120,26 +136,32 @@ impl Keeper {
         cores.confine(profile.as_ref().map_or("", |p| &p.cores))?;
         let driven = looker.sim().map(|sim| Driven::new(sim.clone()));
         let told = Arc::new(Told::new(&mut looker, driven, profile, modes_by, cores));
-        let mut thread = Thread {
+        let thread = Thread {
             told: told.clone(),
-            ladder: Ladder::default(),
-            looker,
+            nodes: looker.nodes().clone(),
             hands,
             state: governor::State::default(),
             steers: None,
             asked: None,
-            sample: None,
+            beaten: Instant::now(),
             phase: Phase::Idle,
             wanted: wanted.clone(),
             workers: None,
             complained: String::new(),
         };
+        let mut watcher = Watcher::new(told.clone(), looker);
         // The first look is over when this returns: whoever asks next finds something.
-        thread.look();
-        let run = move || thread.run();
-        let named = std::thread::Builder::new().name("tegu-power".into());
-        let thread = named.spawn(run).map_err(|e| Error::io("power", "start a thread", e))?;
-        Ok(Keeper { told, thread: Some(thread) })
+        watcher.look();
+        let mut keeper = Keeper { told, threads: Vec::new() };
+        keeper.spawn("tegu-power", move || thread.run())?;
+        keeper.spawn("tegu-sensors", move || watcher.run())?;
+        Ok(keeper)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
+        self.threads.push(spawned.map_err(|e| Error::io("power", "start a thread", e))?);
+        Ok(())
     }
 
     /// What an engine tells its phase to.
@@ -162,9 +184,14 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         self.told.stop.store(true, Ordering::SeqCst);
         self.told.signal.ring();
-        if let Some(thread) = self.thread.take() {
-            // A panic in it was told of where it happened.
-            drop(thread.join());
+        // Clocks go back before this returns. The sensors' thread may hang in the kernel, and is waited for a while only.
+        let (began, mut threads) = (Instant::now(), self.threads.drain(..));
+        // A panic in it was told of where it happened.
+        drop(threads.next().map(JoinHandle::join));
+        for sensors in threads {
+            while !sensors.is_finished() && began.elapsed() < SENSORS_END {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 }
@@ -212,14 +239,14 @@ fn phase_of(activity: Activity) -> Phase {
 
 struct Thread {
     told: Arc<Told>,
-    looker: Looker,
+    /// For the board's time.
+    nodes: Arc<dyn Nodes>,
     hands: Box<dyn Hands>,
-    ladder: Ladder,
     state: governor::State,
     /// The name of the profile that the state belongs to.
     steers: Option<String>,
     asked: Option<Clocks>,
-    sample: Option<Sample>,
+    beaten: Instant,
     phase: Phase,
     wanted: Wanted,
     /// The threads that the profile beside them asks for.
@@ -240,42 +267,19 @@ impl Thread {
     }
 
     fn live(&mut self) {
-        let (mut seen, mut due) = (0, Instant::now() + SAMPLE);
+        crate::app::power::hurry();
+        let mut seen = 0;
         loop {
-            seen = self.told.signal.wait(seen, due.saturating_duration_since(Instant::now()));
+            let patience = if self.steers.is_some() { DECIDE } else { SAMPLE_IDLE };
+            seen = self.told.signal.wait(seen, patience);
             if self.told.stop.load(Ordering::SeqCst) {
                 return;
             }
-            // First what is urgent: clocks for the new phase. Then what is due.
-            self.enter();
+            // First what is urgent: clocks for the new phase.
+            self.phase = phase_of(self.told.signal.now());
             self.steer();
-            if Instant::now() >= due {
-                self.look();
-                self.steer();
-                self.beat();
-                let rests = self.phase == Phase::Idle && self.steers.is_none();
-                due = Instant::now() + if rests { SAMPLE_IDLE } else { SAMPLE };
-            } else if self.phase != Phase::Idle {
-                // Work began while it rested.
-                due = due.min(Instant::now() + SAMPLE);
-            }
-        }
-    }
-
-    /// Takes note of the engine's phase.
-    fn enter(&mut self) {
-        self.phase = phase_of(self.told.signal.now());
-        self.told.enter(self.phase);
-    }
-
-    /// Reads the sensors.
-    fn look(&mut self) {
-        self.told.pass();
-        let status = self.looker.look();
-        self.sample = Some(status.sample.clone());
-        let counter_mj = self.looker.counter_mj();
-        if self.told.looked(status, counter_mj, &self.hands.name()) || self.ladder == Ladder::default() {
-            self.ladder = self.looker.ladder();
+            self.told.enter(self.phase);
+            self.beat();
         }
     }
 
@@ -295,13 +299,10 @@ impl Thread {
         let metrics = self.told.engine().map(|e| e.metrics());
         let demand =
             metrics.map_or(Demand::default(), |m| Demand { waiting: m.prefilling, running: m.decoding });
-        let inputs = Inputs {
-            now_us: self.looker.nodes().now_us(),
-            sample: self.sample.as_ref(),
-            phase: self.phase,
-            demand,
-        };
-        let (decision, next) = governor::decide(&profile, &self.ladder, &self.state, &inputs);
+        let seen = self.told.seen();
+        let inputs =
+            Inputs { now_us: self.nodes.now_us(), sample: Some(&seen.sample), phase: self.phase, demand };
+        let (decision, next) = governor::decide(&profile, &seen.ladder, &self.state, &inputs);
         self.state = next;
         if self.asked != Some(decision.clocks) {
             let done = self.hands.set(&decision.clocks);
@@ -359,10 +360,12 @@ impl Thread {
     }
 
     fn beat(&mut self) {
-        if self.asked.is_some() {
+        if self.asked.is_some() && self.beaten.elapsed() >= BEAT {
+            self.beaten = Instant::now();
             let beaten = self.hands.beat();
             self.complain(beaten);
         }
+        self.told.hands_are(self.hands.name());
     }
 
     /// Says what is wrong with the hands, once, and shows it.

@@ -67,7 +67,8 @@ impl Site {
 /// (root, or a unit with LimitNICE). For threads that move clocks: they use next to no time, and a busy machine would let
 /// them wait for tens of milliseconds. Not a real-time class: an endless loop must not be able to take a core from a robot.
 pub fn hurry() {
-    const NICE: i32 = -10;
+    // Measured beside two endless loops on two cores: at -10 one wake in a hundred still waits for 8 ms, at -20 none for 5.
+    const NICE: i32 = -20;
     if let Err(e) = rustix::process::setpriority_process(None, NICE) {
         log::debug!("no higher priority for the thread that moves clocks: {e}");
     }

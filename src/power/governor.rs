@@ -9,6 +9,7 @@
 use std::fmt;
 
 use super::profile::Profile;
+use super::sane::is_die;
 use super::types::{Clocks, Phase, Sample};
 use crate::engine::Budget;
 
@@ -21,10 +22,6 @@ const SLOW_S: f64 = 12.0;
 const STALE_US: u64 = 5_000_000;
 const BAD_MAX: u32 = 3;
 const GOOD_MIN: u32 = 10;
-/// A temperature that stands still to its last digit for so long, while power moved by so much or work went on all the
-/// time, is stuck. A living die under load does not; an idle board may.
-const STILL_US: u64 = 20_000_000;
-const STILL_POWER_MW: u32 = 3_000;
 /// The meters lag: power is averaged over this, and judged no sooner after a change.
 const WATT_S: f64 = 2.0;
 const WATT_DOWN_US: u64 = 3_000_000;
@@ -119,9 +116,6 @@ pub struct State {
     bad: u32,
     good: u32,
     fault: bool,
-    still_mc: i32,
-    still_since_us: u64,
-    still_mw: (u32, u32),
     oc_seen: Option<u64>,
     /// How often steps, pause or fall-back changed.
     pub changes: u32,
@@ -178,11 +172,10 @@ pub fn decide(profile: &Profile, ladder: &Ladder, state: &State, inputs: &Inputs
         _ => drop(next.busy_since_us.get_or_insert(inputs.now_us)),
     }
     let fresh = inputs.sample.filter(|s| next.seen_us.is_none_or(|seen| s.at_us > seen));
-    let trouble = trouble(profile, &next, inputs);
+    let trouble = trouble(profile, inputs);
     if let Some(sample) = fresh {
         let elapsed_s = next.seen_us.map_or(0.0, |seen| (sample.at_us - seen) as f64 / 1e6);
         next.seen_us = Some(sample.at_us);
-        next.still(sample);
         next.trust(trouble.is_some());
         next.heat(profile, ladder, sample, elapsed_s);
         next.watts(profile, ladder, sample, elapsed_s, phase);
@@ -198,7 +191,7 @@ pub fn decide(profile: &Profile, ladder: &Ladder, state: &State, inputs: &Inputs
 }
 
 /// What is wrong with the sensors that decide, in words.
-fn trouble(profile: &Profile, state: &State, inputs: &Inputs) -> Option<String> {
+fn trouble(profile: &Profile, inputs: &Inputs) -> Option<String> {
     let Some(sample) = inputs.sample else { return Some("no sample".into()) };
     if inputs.now_us.saturating_sub(sample.at_us) > STALE_US {
         return Some("samples have stopped".into());
@@ -211,7 +204,6 @@ fn trouble(profile: &Profile, state: &State, inputs: &Inputs) -> Option<String> 
         return Some(format!("no temperature ({})", named()));
     }
     // A die's own zone gone wrong hides the heat, whatever a cooler neighbour says.
-    let is_die = |name: &str| name.starts_with("tj") || name.starts_with("gpu") || name.starts_with("cpu");
     let lost = sample.faults.iter().filter(|f| is_die(&f.sensor)).count();
     let left = sample.zones.iter().filter(|z| is_die(&z.kind)).count();
     if lost > 0 && left == 0 {
@@ -219,14 +211,6 @@ fn trouble(profile: &Profile, state: &State, inputs: &Inputs) -> Option<String> 
     }
     if profile.cap_mw.is_some() && sample.total_mw.is_none() {
         return Some(format!("no power for the watt cap ({})", named()));
-    }
-    let (low, high) = state.still_mw;
-    let still_us = sample.at_us.saturating_sub(state.still_since_us);
-    let is_same = sample.hottest_mc() == Some(state.still_mc);
-    let busy_us = state.busy_since_us.map_or(0, |t| inputs.now_us.saturating_sub(t));
-    let must_move = high.saturating_sub(low) >= STILL_POWER_MW || busy_us > STILL_US;
-    if state.has_heat && is_same && still_us > STILL_US && must_move {
-        return Some(format!("temperature frozen at {} °C", state.still_mc as f64 / 1e3));
     }
     None
 }
@@ -249,18 +233,6 @@ impl State {
             false => (self.bad, self.good) = (0, self.good.saturating_add(1)),
         }
         self.fault = self.bad >= BAD_MAX || self.fault && self.good < GOOD_MIN;
-    }
-
-    /// Watches for a temperature that no longer moves although power does.
-    fn still(&mut self, sample: &Sample) {
-        let now_mc = sample.hottest_mc().unwrap_or(i32::MIN);
-        let now_mw = sample.total_mw.unwrap_or(self.still_mw.1);
-        if now_mc != self.still_mc || self.still_since_us == 0 {
-            (self.still_mc, self.still_since_us, self.still_mw) =
-                (now_mc, sample.at_us.max(1), (now_mw, now_mw));
-        } else {
-            self.still_mw = (self.still_mw.0.min(now_mw), self.still_mw.1.max(now_mw));
-        }
     }
 
     fn heat(&mut self, profile: &Profile, ladder: &Ladder, sample: &Sample, elapsed_s: f64) {

@@ -103,8 +103,7 @@ impl Helper {
     /// Serves until `stop` says so, then gives everything back.
     pub fn serve(self, listener: UnixListener, stop: Arc<dyn Fn() -> bool + Send + Sync>) -> Result<()> {
         let address = listener.local_addr().ok().and_then(|a| a.as_pathname().map(Path::to_owned));
-        let shared =
-            Arc::new(Shared { helper: self.into(), open: Mutex::default(), began: Instant::now() });
+        let shared = Arc::new(Shared { helper: self.into(), open: Mutex::default(), began: Instant::now() });
         let (accepting, ends) = (shared.clone(), stop.clone());
         std::thread::Builder::new()
             .name("clocks-accept".into())
@@ -314,9 +313,7 @@ fn converse(stream: UnixStream, from: u64, pulse: &Arc<Pulse>, shared: &Shared) 
                 refused(&format!("request: expected one of the verbs {verbs}: {e}"))
             }
             // A heartbeat needs no knob, and must not wait for one.
-            Ok(Ask::Beat) => {
-                Answer { lost: pulse.lost.swap(false, Ordering::SeqCst), ..Answer::default() }
-            }
+            Ok(Ask::Beat) => Answer { lost: pulse.lost.swap(false, Ordering::SeqCst), ..Answer::default() },
             Ok(ask) => {
                 let answer = shared.helper().and_then(|mut h| h.answer(from, pulse, ask));
                 answer.unwrap_or_else(|e| refused(&e.to_string()))

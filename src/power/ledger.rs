@@ -322,7 +322,8 @@ mod tests {
     fn another_boots_file_says_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("clocks.json");
-        let put_down = |boot: &str| Ledger::open(&file, boot).unwrap().intend(NODE, "1020", "612", &[]).unwrap();
+        let put_down =
+            |boot: &str| Ledger::open(&file, boot).unwrap().intend(NODE, "1020", "612", &[]).unwrap();
         for (then, now, is_kept) in [("a", "a", true), ("a", "b", false), ("", "b", true), ("a", "", true)] {
             put_down(then);
             let ledger = Ledger::open(&file, now).unwrap();

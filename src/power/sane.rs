@@ -25,6 +25,15 @@ const STILL_US: u64 = 30_000_000;
 const STILL_READS: u32 = 10;
 /// … while another zone moved by this much, is stuck.
 const OTHERS_MOVED_MC: i64 = 3_000;
+/// A zone of the die needs less proof, for it moves by its last digit under any load: it is stuck when it stands still for
+/// so long …
+const DIE_STILL_US: u64 = 20_000_000;
+/// … while the board's power moved by this much, …
+const POWER_MOVED_MW: i64 = 3_000;
+/// … or while the GPU worked all the time, at no less than this.
+const WORKS_PERMILLE: u16 = 300;
+/// Zones that give whole or half degrees can stand still under load.
+const COARSE_MC: i64 = 500;
 /// As much for an input rail, whose own parts moved. Other rails may stand still: at 19 V a meter's step is 0.4 W.
 const PARTS_MOVED_MW: i64 = 2_000;
 
@@ -53,8 +62,30 @@ struct History {
     jumps: u32,
     /// It gave no answer when it was last asked.
     gone: bool,
-    /// Readings a second apart: whether this one moved while another stood still.
-    trail: Vec<(u64, i64)>,
+    /// It has told parts of [`COARSE_MC`].
+    is_fine: bool,
+    trail: Trail,
+}
+
+/// Readings a second apart: whether this one moved while another stood still.
+#[derive(Debug, Clone, Default)]
+struct Trail(Vec<(u64, i64)>);
+
+impl Trail {
+    fn add(&mut self, at_us: u64, value: i64) {
+        if self.0.last().is_none_or(|(t, _)| at_us.saturating_sub(*t) >= TRAIL_EVERY_US) {
+            if self.0.len() == TRAIL_MAX {
+                self.0.remove(0);
+            }
+            self.0.push((at_us, value));
+        }
+    }
+
+    /// How far apart its readings since then are; none where there are none.
+    fn moved(&self, since_us: u64) -> Option<i64> {
+        let values = || self.0.iter().filter(|(t, _)| *t >= since_us).map(|(_, v)| *v);
+        Some(values().max()? - values().min()?)
+    }
 }
 
 /// Remembers every sensor's last readings.
@@ -62,6 +93,16 @@ struct History {
 pub struct Sanity {
     seen: BTreeMap<String, History>,
     faults: Vec<SensorFault>,
+    /// The board's power.
+    power: Trail,
+    /// How busy the GPU is, and since when it works without a break.
+    load: Trail,
+    works_since_us: Option<u64>,
+}
+
+/// Whether a zone lies on the die, where heat follows power at once. The other zones may rest or be far away.
+pub fn is_die(zone: &str) -> bool {
+    ["tj", "gpu", "cpu"].iter().any(|start| zone.starts_with(start))
 }
 
 /// Readings kept of a sensor to see how much it moved: one a second for as long as stillness takes, and some.
@@ -80,6 +121,20 @@ impl Sanity {
         let fault = SensorFault { sensor: sensor.to_owned(), fault };
         if !self.faults.contains(&fault) {
             self.faults.push(fault);
+        }
+    }
+
+    /// What the board as a whole did: by that a temperature that does not follow is known.
+    pub fn witness(&mut self, at_us: u64, total_mw: Option<u32>, load_permille: Option<u16>) {
+        if let Some(mw) = total_mw {
+            self.power.add(at_us, i64::from(mw));
+        }
+        if let Some(load) = load_permille {
+            self.load.add(at_us, i64::from(load));
+        }
+        match load_permille {
+            Some(load) if load >= WORKS_PERMILLE => drop(self.works_since_us.get_or_insert(at_us)),
+            _ => self.works_since_us = None,
         }
     }
 
@@ -141,7 +196,8 @@ impl Sanity {
             still_reads: 0,
             jumps: 0,
             gone: false,
-            trail: Vec::new(),
+            is_fine: false,
+            trail: Trail::default(),
         };
         let h = self.seen.entry(sensor.to_owned()).or_insert_with(fresh);
         if h.value != value || h.gone {
@@ -149,16 +205,12 @@ impl Sanity {
         }
         (h.value, h.at_us, h.gone) = (value, at_us, false);
         h.still_reads += 1;
-        if h.trail.last().is_none_or(|(t, _)| at_us.saturating_sub(*t) >= TRAIL_EVERY_US) {
-            if h.trail.len() == TRAIL_MAX {
-                h.trail.remove(0);
-            }
-            h.trail.push((at_us, value));
-        }
+        h.is_fine |= value % COARSE_MC != 0;
+        h.trail.add(at_us, value);
     }
 
-    /// Whether a reading stands still while others show that it cannot. Stillness alone proves nothing: an idle board in
-    /// a quiet room is still, and a tree of plain files is.
+    /// The one place that judges this: whether a reading stands still while others show that it cannot. Stillness alone
+    /// proves nothing: an idle board in a quiet room is still, and a tree of plain files is.
     fn is_stuck(&self, sensor: &str, at_us: u64) -> bool {
         let Some(h) = self.seen.get(sensor) else { return false };
         let (witness, by) = match h.unit {
@@ -166,16 +218,23 @@ impl Sanity {
             Unit::Input => (Unit::Module, PARTS_MOVED_MW),
             Unit::Module | Unit::Board => return false,
         };
-        if at_us.saturating_sub(h.still_since_us) < STILL_US || h.still_reads < STILL_READS {
+        let still_us = at_us.saturating_sub(h.still_since_us);
+        if h.still_reads < STILL_READS {
             return false;
         }
-        let moved = |other: &History| {
-            let since = other.trail.iter().filter(|(t, _)| *t >= h.still_since_us).map(|(_, v)| *v);
-            let (low, high) = since.fold((i64::MAX, i64::MIN), |(l, u), v| (l.min(v), u.max(v)));
-            low <= high && high - low >= by
-        };
-        let others = self.seen.iter().filter(|(name, o)| *name != sensor && o.unit == witness);
-        others.map(|(_, o)| o).any(moved)
+        if h.unit == Unit::Temperature && h.is_fine && is_die(sensor) && still_us >= DIE_STILL_US {
+            let since = h.still_since_us;
+            let power = self.power.moved(since);
+            // Where not even the meter or the load moves by a digit, this is no board but a picture of one.
+            let lives = power.is_some_and(|by| by > 0) || self.load.moved(since).is_some_and(|by| by > 0);
+            let works = self.works_since_us.is_some_and(|t| at_us.saturating_sub(t) >= DIE_STILL_US);
+            if power.is_some_and(|by| by >= POWER_MOVED_MW) || works && lives {
+                return true;
+            }
+        }
+        let mut others = self.seen.iter().filter(|(name, o)| *name != sensor && o.unit == witness);
+        still_us >= STILL_US
+            && others.any(|(_, o)| o.trail.moved(h.still_since_us).is_some_and(|moved| moved >= by))
     }
 }
 
@@ -253,5 +312,36 @@ mod tests {
             s.check("VDD_SOC", Unit::Module, at * S, Some(1_400), false);
         }
         assert_eq!(faults(&mut s), [("VDD_IN".into(), Fault::Frozen)]);
+    }
+
+    /// All zones stand still at a value; the board's power and load go as told. Whether that is a fault in the end.
+    fn all_still(mc: i64, seconds: u64, mut board: impl FnMut(u64) -> (Option<u32>, Option<u16>)) -> bool {
+        let mut s = Sanity::default();
+        for at in 0..=seconds {
+            let (mw, load) = board(at);
+            s.witness(at * S, mw, load);
+            temp(&mut s, "tj-thermal", at, Some(mc));
+            temp(&mut s, "tboard", at, Some(mc - 9_000));
+        }
+        let told = faults(&mut s);
+        assert!(told.is_empty() || told == [("tj-thermal".into(), Fault::Frozen)], "{told:?}");
+        !told.is_empty()
+    }
+
+    #[test]
+    fn a_die_that_does_not_follow_its_work_is_stuck() {
+        let noise = |at: u64| 8_000 + (at % 3) as u32 * 40;
+        // Work without a break, on a meter that is alive; and an idle board, which may stand still.
+        assert!(all_still(60_031, 30, |at| (Some(noise(at)), Some(990))));
+        assert!(!all_still(60_031, 19, |at| (Some(noise(at)), Some(990))), "too soon to tell");
+        assert!(!all_still(60_031, 600, |at| (Some(noise(at)), Some(20))));
+        assert!(!all_still(60_031, 600, |at| (Some(noise(at)), Some(if at % 15 == 0 { 0 } else { 990 }))));
+        // Power moved, whatever the load says.
+        assert!(all_still(60_031, 30, |at| (Some(if at < 10 { 5_000 } else { 15_000 }), None)));
+        // No meter: the load moves.
+        assert!(all_still(60_031, 30, |at| (None, Some(900 + (at % 7) as u16))));
+        // A tree of plain files, where nothing moves; a sensor of whole degrees, under any load.
+        assert!(!all_still(60_031, 600, |_| (Some(8_000), Some(990))));
+        assert!(!all_still(60_000, 600, |at| (Some(noise(at) * (1 + at as u32 % 2)), Some(990))));
     }
 }

@@ -93,6 +93,7 @@ impl Sensors {
         if let Some(nvidia) = &mut self.nvidia {
             nvidia.add_to(&mut sample, &mut self.sanity);
         }
+        self.sanity.witness(sample.at_us, sample.total_mw, sample.gpu_load_permille);
         sample.faults = self.sanity.take_faults();
         sample
     }

@@ -192,6 +192,91 @@ fn bad_requests_are_answered_and_change_nothing() {
     rig.end();
 }
 
+/// Whoever comes late is told, so that it can wish again.
+#[test]
+fn a_beat_after_the_lease_says_that_all_went_back() {
+    let mut rig = Rig::start(false);
+    let mut client = rig.client();
+    client.set(&cap(612), 100).unwrap();
+    soon("no heartbeat", || rig.cap_mhz() == 1_020);
+    assert!(!client.beat().unwrap());
+    assert!(client.beat().unwrap(), "said once");
+    client.set(&cap(612), 60_000).unwrap();
+    assert!(client.beat().unwrap());
+    assert_eq!(rig.cap_mhz(), 612);
+    rig.end();
+}
+
+/// A hundred connections that only sit there keep nobody out, and whoever holds clocks is not put out by them.
+#[test]
+fn idle_connections_make_room() {
+    let mut rig = Rig::start(false);
+    let mut holder = rig.client();
+    holder.set(&cap(612), 60_000).unwrap();
+    let idle: Vec<_> = (0..100).map(|_| UnixStream::connect(rig.dir.path().join("s")).unwrap()).collect();
+    soon("room", || rig.client().ask(&Ask::Status).is_ok());
+    assert!(holder.beat().unwrap());
+    assert_eq!(rig.cap_mhz(), 612);
+    drop(idle);
+    rig.end();
+}
+
+/// Pieces of lines, lines in pieces, bytes that are no text, and ends in the middle.
+#[test]
+fn what_is_no_request_harms_nobody() {
+    let mut rig = Rig::start(false);
+    let mut holder = rig.client();
+    holder.set(&cap(612), 60_000).unwrap();
+    let good = b"{\"verb\":\"release\"}";
+    let deep = vec![b'['; 9_000];
+    let pieces: [&[u8]; 7] = [
+        b"\xff\xfe\x00\n",
+        b"{\"verb\":\"rel",
+        good,
+        &deep,
+        b"\0\0\0\n",
+        b"\n\n\n\n\n",
+        b"{\"verb\":\"set\",\"clocks\":",
+    ];
+    for piece in pieces {
+        for _ in 0..20 {
+            let stream = UnixStream::connect(rig.dir.path().join("s")).unwrap();
+            drop((&stream).write_all(&piece[..piece.len() - 1]));
+        }
+    }
+    // In pieces, slowly: still one line.
+    let mut answer = String::new();
+    soon("an answer", || {
+        let stream = UnixStream::connect(rig.dir.path().join("s")).unwrap();
+        for byte in b"{\"verb\":\"status\"}\n" {
+            drop((&stream).write_all(&[*byte]));
+        }
+        answer.clear();
+        drop(BufReader::new(stream).read_line(&mut answer));
+        answer.contains("612000000")
+    });
+    assert!(holder.beat().unwrap());
+    assert_eq!(rig.cap_mhz(), 612);
+    rig.end();
+}
+
+/// What cannot be put down first is not written.
+#[test]
+fn without_a_place_for_its_state_nothing_is_set() {
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), spec("nano-8-super"), RELEASE);
+    let nodes = Arc::new(RealNodes::under(dir.path()));
+    let mut actuator =
+        Actuator::open(nodes.clone(), None, &dir.path().join("no/folder/clocks.json")).unwrap();
+    let e = actuator.apply(&cap(612)).unwrap_err().to_string();
+    assert!(e.contains("no/folder") && e.contains("create"), "{e}");
+    assert_eq!(cap_mhz(dir.path()), 1_020);
+    // A folder that is a file.
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let e = Actuator::open(nodes, None, &dir.path().join("file/clocks.json")).err().unwrap().to_string();
+    assert!(e.contains("file/clocks.lock"), "{e}");
+}
+
 #[test]
 fn a_power_mode_is_believed_when_the_clocks_say_so() {
     let mut rig = Rig::start(false);
@@ -318,6 +403,31 @@ fn a_killed_helper_is_healed_by_the_next() {
         assert!(!dir.path().join("clocks.json").exists());
     }
     assert!(dirty >= 6, "{dirty} of 12 deaths left clocks changed: the test killed too early");
+}
+
+/// A second helper would put back what the first one holds.
+#[test]
+fn a_second_helper_touches_nothing() {
+    if emulated() {
+        return println!("skipped: programs are emulated");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), spec("nano-8-super"), RELEASE);
+    let (mut child, mut client) = spawn(dir.path());
+    client.set(&cap(612), 60_000).unwrap();
+    for more in [&[][..], &["--heal"]] {
+        let out = command(dir.path()).args(more).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(2) && said.contains("clocks.json: lock"), "{more:?}: {said}");
+        assert_eq!(cap_mhz(dir.path()), 612);
+    }
+    assert!(client.beat().unwrap());
+    drop(client);
+    soon("the client is gone", || cap_mhz(dir.path()) == 1_020);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // What a killed one leaves of its lock is none.
+    assert!(command(dir.path()).arg("--heal").status().unwrap().success());
 }
 
 #[test]

@@ -143,10 +143,11 @@ fn a_discrete_gpus_locks_are_set_and_reset() {
     // Death: the next start resets what the ledger says was set, once.
     drop(actuator);
     assert!(fake.ledger().exists());
-    let mut actuator = open();
+    let actuator = open();
     assert_eq!(fake.log(), ["gpu 345 1410", "gpu-reset 0 0"]);
     assert!(!fake.ledger().exists());
-    drop(open());
+    drop(actuator);
+    let mut actuator = open();
     assert_eq!(fake.log().len(), 2, "nothing was ours: nothing is reset");
     actuator.apply(&want).unwrap();
     actuator.release().unwrap();

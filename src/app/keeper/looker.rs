@@ -69,7 +69,7 @@ impl Looker {
         Looker::of(Site::open(Some(root))?)
     }
 
-    fn of(site: Site) -> Result<Looker> {
+    pub(super) fn of(site: Site) -> Result<Looker> {
         site.board.check()?;
         let (sensors, nodes) = (site.sensors(), site.nodes.clone());
         let programs: Box<dyn Programs> = match site.is_here {

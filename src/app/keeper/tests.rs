@@ -102,6 +102,63 @@ fn a_phase_reaches_the_hands_once_and_soon() {
     assert!(log.released.load(Ordering::SeqCst), "clocks go back with the keeper");
 }
 
+/// A board whose temperatures give no answer for as long as it is told so, as where a bus hangs.
+struct Hanging {
+    sim: Arc<crate::power::sim::SimBoard>,
+    hangs: AtomicBool,
+    asked: AtomicBool,
+}
+
+impl Nodes for Hanging {
+    fn read(&self, path: &str) -> std::io::Result<String> {
+        while path.contains("thermal_zone") && self.hangs.load(Ordering::SeqCst) {
+            self.asked.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.sim.read(path)
+    }
+    fn write(&self, path: &str, text: &str) -> std::io::Result<()> {
+        self.sim.write(path, text)
+    }
+    fn list(&self, path: &str) -> std::io::Result<Vec<String>> {
+        self.sim.list(path)
+    }
+    fn now_us(&self) -> u64 {
+        self.sim.now_us()
+    }
+    fn sleep(&self, us: u64) {
+        self.sim.sleep(us);
+    }
+}
+
+#[test]
+fn sensors_that_hang_keep_no_phase_from_the_clocks() {
+    let sim =
+        Arc::new(crate::power::sim::SimBoard::named("sim:orin-nano-super", Default::default()).unwrap());
+    let board = sim.board();
+    let nodes = Arc::new(Hanging { sim, hangs: false.into(), asked: false.into() });
+    let site = crate::app::power::Site { nodes: nodes.clone(), board, is_here: false };
+    let (log, wanted) = (Arc::new(Log::default()), wanted("efficiency"));
+    let looker = Looker::of(site).unwrap();
+    let modes_by = ModesBy::NoOne("a test".into());
+    let keeper = Keeper::with(&wanted, looker, Box::new(Recording(log.clone())), modes_by).unwrap();
+    nodes.hangs.store(true, Ordering::SeqCst);
+    until("a look at the sensors", || nodes.asked.load(Ordering::SeqCst));
+    for activity in [Activity::Decode, Activity::Idle, Activity::Prefill] {
+        let before = log.set.lock().unwrap().len();
+        keeper.signal().set(activity);
+        until("a wish", || log.set.lock().unwrap().len() > before);
+    }
+    // The samples that no longer come are seen: six seconds of the board's own time pass.
+    nodes.sim.sleep(6_000_000);
+    let told = keeper.told();
+    until("the fall-back", || told.now().reasons.iter().any(|r| r.contains("samples have stopped")));
+    // Nor do they keep the clocks from going back.
+    drop(keeper);
+    assert!(log.released.load(Ordering::SeqCst));
+    nodes.hangs.store(false, Ordering::SeqCst);
+}
+
 #[test]
 fn a_bug_in_the_thread_puts_clocks_back_and_is_told() {
     let (keeper, log) = recorded("balanced");

@@ -1,15 +1,16 @@
-//! What the power thread knows, for anyone to read at any moment without asking it, and what it is told.
+//! What the power threads know, for anyone to read at any moment without asking them, and what they are told.
 
 use super::cores::Cores;
 use super::driven::Driven;
 use super::looker::Looker;
 use crate::engine::service::{Handle, Metrics, Signal};
 use crate::power::energy::{Energy, Method};
+use crate::power::governor::Ladder;
 use crate::power::modes::{Modes, SystemPrograms};
 use crate::power::nodes::Nodes;
 use crate::power::profile::{Profile, board_key};
 use crate::power::status::{Allowed, PhaseEnergy, Served, Status};
-use crate::power::types::{Clocks, Phase};
+use crate::power::types::{Clocks, Phase, Sample};
 use crate::power::wire::{Ask, Client};
 use crate::serve::{Gauge, Power, Spent};
 use crate::units::{Error, Result};
@@ -26,6 +27,15 @@ pub enum ModesBy {
     ThisProcess,
     /// No one, and why.
     NoOne(String),
+}
+
+/// What the governor decides on.
+#[derive(Default)]
+pub struct Seen {
+    /// The latest sample.
+    pub sample: Sample,
+    /// The clocks that the board can be set to.
+    pub ladder: Ladder,
 }
 
 /// What to tell of a bug.
@@ -45,6 +55,7 @@ pub struct Told {
     profile: Mutex<Option<Arc<Profile>>>,
     engine: Mutex<Option<Handle>>,
     status: Mutex<Status>,
+    seen: Mutex<Arc<Seen>>,
     /// None where nothing measures power.
     energy: Mutex<Option<Energy>>,
     clock_changes: AtomicU64,
@@ -78,6 +89,7 @@ impl Told {
             profile: Mutex::new(profile.map(Arc::new)),
             engine: Mutex::default(),
             status: Mutex::default(),
+            seen: Mutex::default(),
             energy: Mutex::new(energy),
             clock_changes: AtomicU64::new(0),
             fatal: Mutex::default(),
@@ -136,7 +148,7 @@ impl Told {
     }
 
     /// Takes a look at the board; true if its power mode is another than before.
-    pub(super) fn looked(&self, new: Status, counter_mj: Option<u64>, hands: &str) -> bool {
+    pub(super) fn looked(&self, new: Status, counter_mj: Option<u64>) -> bool {
         if let Some(energy) = lock(&self.energy).as_mut() {
             energy.reading(&new.sample, counter_mj);
         }
@@ -147,10 +159,23 @@ impl Told {
             asked: status.asked,
             reasons: std::mem::take(&mut status.reasons),
             allowed: status.allowed,
-            hands: hands.to_owned(),
+            hands: std::mem::take(&mut status.hands),
             ..new
         };
         other
+    }
+
+    pub(super) fn saw(&self, seen: Seen) {
+        *lock(&self.seen) = Arc::new(seen);
+    }
+
+    /// What the governor decides on.
+    pub(super) fn seen(&self) -> Arc<Seen> {
+        lock(&self.seen).clone()
+    }
+
+    pub(super) fn hands_are(&self, name: String) {
+        lock(&self.status).hands = name;
     }
 
     pub(super) fn decided(&self, asked: Option<Clocks>, reasons: Vec<String>, allowed: Option<Allowed>) {

@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use super::args::Common;
 use crate::app::power::Site;
+use crate::power::wire::SOCKET;
 use crate::units::Result;
 
 /// Arguments of `tegu power`.
@@ -53,6 +54,22 @@ enum Verb {
     /// Run the clock helper: the one process that writes clocks (as root, by tegu-clocks.service).
     #[command(after_long_help = helper::EXAMPLES)]
     Helper(helper::HelperArgs),
+}
+
+/// For a program that reads what is shown.
+#[derive(Debug, Clone, Args)]
+pub struct Shown {
+    /// One JSON object on standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Who is asked to set clocks, or about them.
+#[derive(Debug, Clone, Args)]
+pub struct Asked {
+    /// The clock helper's socket
+    #[arg(long = "helper", value_name = "PATH", default_value = SOCKET)]
+    pub socket: PathBuf,
 }
 
 /// Which board is meant.

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::json;
 
-use super::Where;
+use super::{Shown, Where};
 use crate::cli::out::{Out, table};
 use crate::power::modes::{Modes, SystemPrograms};
 use crate::units::{Error, Result};
@@ -13,9 +13,8 @@ use crate::units::{Error, Result};
 pub struct ModeArgs {
     /// Name or number of the mode to switch to [default: show them all]
     name: Option<String>,
-    /// One JSON object on standard output
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: Shown,
     #[command(flatten)]
     place: Where,
 }
@@ -62,10 +61,14 @@ pub fn mode(args: &ModeArgs) -> Result<()> {
         only_here(is_here, "power mode")?;
         let said = modes.switch(name)?;
         let mut out = Out::stdout();
-        return if args.json { out.json(&json!({ "said": said })) } else { out.text(&format!("{said}\n")) };
+        return if args.shown.json {
+            out.json(&json!({ "said": said }))
+        } else {
+            out.text(&format!("{said}\n"))
+        };
     }
     let (all, now) = (modes.table()?, modes.current());
-    if args.json {
+    if args.shown.json {
         return Out::stdout().json(&json!({ "modes": all.modes, "default": all.default, "current": now }));
     }
     let mhz = |hz: Option<u64>| hz.map_or("-".to_owned(), |hz| format!("{}", hz as f64 / 1e6));

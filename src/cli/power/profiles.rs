@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::Where;
+use super::{Shown, Where};
 use crate::cli::out::{self, Out};
 use crate::config::nearest;
 use crate::power::profile::{Profile, board_key, mhz_text};
@@ -24,9 +24,8 @@ pub struct ProfilesArgs {
     /// Only say whether a file is a good profile
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "of"])]
     check: Option<PathBuf>,
-    /// One JSON object on standard output
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    shown: Shown,
     #[command(flatten)]
     place: Where,
 }
@@ -45,7 +44,7 @@ Examples:
 pub fn run(args: &ProfilesArgs) -> Result<()> {
     if let Some(file) = &args.check {
         let profile = Profile::read(file)?;
-        return match args.json {
+        return match args.shown.json {
             true => Out::stdout().json(&object(&profile)),
             false => Out::stdout().text(&format!("{}: good: {}\n", file.display(), line(&profile))),
         };
@@ -56,14 +55,14 @@ pub fn run(args: &ProfilesArgs) -> Result<()> {
     };
     if let Some(name) = &args.name {
         let profile = Profile::find(name, board)?;
-        return match args.json {
+        return match args.shown.json {
             true => Out::stdout().json(&object(&profile)),
             false => Out::stdout().text(&profile.to_toml(&format!("{}. {}", profile.name, profile.about))),
         };
     }
     let all: Vec<Profile> =
         Profile::names(board).into_iter().map(|n| Profile::find(n, board)).collect::<Result<_>>()?;
-    if args.json {
+    if args.shown.json {
         let profiles: Vec<Value> = all.iter().map(object).collect();
         return Out::stdout().json(&json!({ "board": board, "profiles": profiles }));
     }

@@ -2,26 +2,23 @@
 
 use clap::Args;
 use serde_json::json;
-use std::path::PathBuf;
 
-use super::Where;
+use super::{Asked, Shown, Where};
 use crate::cli::out::Out;
 use crate::power::modes::{self, Table};
 use crate::power::nodes::Nodes;
 use crate::power::sensors::{GpuProcess, Sensors};
 use crate::power::types::{Fault, Sample};
-use crate::power::wire::{Answer, Ask, Client, SOCKET};
+use crate::power::wire::{Answer, Ask, Client};
 use crate::units::{Bytes, Result, one_line};
 
 /// Arguments.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// One JSON object on standard output
-    #[arg(long)]
-    json: bool,
-    /// The clock helper's socket
-    #[arg(long, value_name = "PATH", default_value = SOCKET)]
-    helper: PathBuf,
+    #[command(flatten)]
+    shown: Shown,
+    #[command(flatten)]
+    asked: Asked,
     #[command(flatten)]
     place: Where,
 }
@@ -43,9 +40,9 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     let mut sensors = site.sensors();
     let sample = sensors.sample();
     let processes = sensors.processes();
-    let helper = Client::connect(&args.helper).and_then(|mut c| c.ask(&Ask::Status)).ok();
+    let helper = Client::connect(&args.asked.socket).and_then(|mut c| c.ask(&Ask::Status)).ok();
     let mode = current_mode(site.nodes.as_ref());
-    if args.json {
+    if args.shown.json {
         let process = |p: &GpuProcess| json!({ "pid": p.pid, "name": p.name, "gpu_bytes": p.gpu_bytes });
         let nvml = sensors.nvidia().map(|n| {
             let (used, total) = n.memory_bytes().unzip();

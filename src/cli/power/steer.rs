@@ -1,12 +1,11 @@
 //! `tegu power apply` and `tegu power restore`: a profile in force for as long as the command runs, or a dry run of it.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use super::Where;
 use super::dry::{self, Dry};
+use super::{Asked, Where};
 use crate::app::power::end_asked;
 use crate::cli::out::{self, Out};
 use crate::power::governor::{self, Demand, Inputs, Ladder};
@@ -14,7 +13,7 @@ use crate::power::nodes::text;
 use crate::power::profile::{Profile, board_key, mhz_text};
 use crate::power::trial::{self, Outcome, Policy};
 use crate::power::types::{Clocks, Phase, Sample};
-use crate::power::wire::{Client, LEASE_MS, SOCKET};
+use crate::power::wire::{Client, LEASE_MS};
 use crate::units::Result;
 
 /// Arguments of `tegu power apply`.
@@ -26,9 +25,8 @@ pub struct ApplyArgs {
     /// Stop after so many seconds [default: on Ctrl-C; an hour on a simulated board]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=604_800))]
     seconds: Option<u64>,
-    /// The clock helper's socket
-    #[arg(long, value_name = "PATH", default_value = SOCKET)]
-    helper: PathBuf,
+    #[command(flatten)]
+    asked: Asked,
     #[command(flatten)]
     place: Where,
     #[command(flatten)]
@@ -49,9 +47,8 @@ Examples:
 /// Arguments of `tegu power restore`.
 #[derive(Debug, Args)]
 pub struct RestoreArgs {
-    /// The clock helper's socket
-    #[arg(long, value_name = "PATH", default_value = SOCKET)]
-    helper: PathBuf,
+    #[command(flatten)]
+    asked: Asked,
 }
 
 /// How often clocks are decided.
@@ -69,14 +66,14 @@ pub fn apply(args: &ApplyArgs) -> Result<()> {
 
 /// Gives everything back that the helper holds.
 pub fn restore(args: &RestoreArgs) -> Result<()> {
-    Client::connect(&args.helper)?.release()?;
+    Client::connect(&args.asked.socket)?.release()?;
     Out::stdout().text("clocks are the system's again\n")
 }
 
 fn hold(args: &ApplyArgs) -> Result<()> {
     let site = args.place.open()?;
     let profile = Profile::find(&args.profile, board_key(&site.board))?;
-    let mut client = Client::connect(&args.helper)?;
+    let mut client = Client::connect(&args.asked.socket)?;
     let stop = end_asked()?;
     let mut sensors = site.sensors();
     let mut out = Out::stdout();

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::json;
 
-use super::Where;
 use super::dry::Dry;
 use super::live::Live;
+use super::{Asked, Shown, Where};
 use crate::cli::args::{Common, Load};
 use crate::cli::out::{self, Out};
 use crate::observe::{Progress, Unit};
@@ -16,7 +16,6 @@ use crate::power::nodes::text;
 use crate::power::profile::{Profile, board_key, mhz_text};
 use crate::power::sim::spec::EMC_HZ;
 use crate::power::tune::{Goal, Measured, Setting, Space, Tuning, sim::Bench, tune};
-use crate::power::wire::SOCKET;
 use crate::units::{Error, Result};
 
 /// Arguments.
@@ -37,12 +36,10 @@ pub struct TuneArgs {
     /// Most runs [default: a quarter of the settings]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(4..=4096))]
     runs: Option<u16>,
-    /// One JSON object on standard output
-    #[arg(long)]
-    json: bool,
-    /// The clock helper's socket
-    #[arg(long, value_name = "PATH", default_value = SOCKET)]
-    helper: PathBuf,
+    #[command(flatten)]
+    shown: Shown,
+    #[command(flatten)]
+    asked: Asked,
     #[command(flatten)]
     place: Where,
     #[command(flatten)]
@@ -102,7 +99,7 @@ pub fn run(args: &TuneArgs, common: &Common) -> Result<()> {
             gpu_hz.sort_unstable();
             let space = Space { gpu_hz, emc_hz: EMC_HZ.to_vec(), batch };
             let config = common.config(args.load.overrides())?;
-            let mut live = Live::open(&args.load, &config, sensors, &args.helper, &space)?;
+            let mut live = Live::open(&args.load, &config, sensors, &args.asked.socket, &space)?;
             let tuning = search(args, &space, &mut |s| live.measure(s))?;
             live.close()?;
             (space, tuning)
@@ -113,7 +110,7 @@ pub fn run(args: &TuneArgs, common: &Common) -> Result<()> {
     if let (Some(file), Some((setting, measured))) = (&args.output, &chosen) {
         write(file, &tuning, &base, setting, measured)?;
     }
-    match args.json {
+    match args.shown.json {
         true => Out::stdout().json(&object(&space, &tuning, chosen.as_ref())),
         false => Out::stdout().text(&shown(args, &space, &tuning, chosen.as_ref())),
     }?;
