@@ -1,4 +1,4 @@
-// Activations as the quantized products take them, the CPU backend's form: groups of 32 columns with codes of 14 bits
+// Activations as the quantized products take them, the CPU backend's codes: groups of 32 columns, -1904..=1904 (12 bits),
 // held as two int8 halves, so that byte dot products take them. int8 alone moves log-probabilities by 0.1.
 #pragma once
 #include "params.h"
@@ -14,7 +14,7 @@ struct QGroup {
 static_assert(sizeof(QGroup) == 80, "launch/quantize.rs: GROUP_BYTES");
 
 // Quantizes a group; called by a whole warp, `v` is the lane's column. Rows whose largest magnitude is below 2^-100
-// become zero (8128/amax must stay finite); an infinity or NaN makes d a NaN, so that the fault shows in the output.
+// become zero (1904/amax must stay finite); an infinity or NaN makes d a NaN, so that the fault shows in the output.
 __device__ __forceinline__ void quantize_group(f32 v, QGroup* out) {
   const u32 lane = threadIdx.x % 32, all = 0xffffffffu;
   u32 amax_bits = __float_as_uint(v) & 0x7fffffffu; // integers order as magnitudes do, NaN above all
@@ -22,7 +22,7 @@ __device__ __forceinline__ void quantize_group(f32 v, QGroup* out) {
   for (int o = 16; o > 0; o /= 2) amax_bits = max(amax_bits, __shfl_xor_sync(all, amax_bits, o));
   f32 amax = __uint_as_float(amax_bits);
   bool sound = amax_bits < 0x7f800000u, tiny = amax < 7.8886090522101181e-31f;
-  i32 code = sound && !tiny ? __float2int_rn(__fmul_rn(v, __fdiv_rn(8128.f, amax))) : 0;
+  i32 code = sound && !tiny ? __float2int_rn(__fmul_rn(v, __fdiv_rn(1904.f, amax))) : 0;
   i32 high = (code + 32) >> 6;
   ((i8*)out->high)[lane] = (i8)high;
   ((i8*)out->low)[lane] = (i8)(code - 64 * high);
@@ -30,5 +30,5 @@ __device__ __forceinline__ void quantize_group(f32 v, QGroup* out) {
 #pragma unroll
   for (int o = 8; o > 0; o /= 2) sum += __shfl_xor_sync(all, sum, o);
   if (lane % 16 == 0) out->sum[lane / 16] = sum;
-  if (lane == 0) out->d = !sound ? __uint_as_float(0x7fc00000) : tiny ? 0.f : __fdiv_rn(amax, 8128.f);
+  if (lane == 0) out->d = !sound ? __uint_as_float(0x7fc00000) : tiny ? 0.f : __fdiv_rn(amax, 1904.f);
 }

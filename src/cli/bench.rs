@@ -7,13 +7,13 @@ use clap::Args;
 use serde_json::json;
 
 use super::args::{Common, Load};
-use super::bench_report::{Case, Measured, Phase, Report, cases};
+use super::bench_report::{Case, Measured, Phase, Report, cases, spread};
 use super::load::ReadBytes;
 use super::{bench_cuda, bench_kernels, load, out, resolve};
 use crate::app;
 use crate::app::power::{EnergyWatch, Site};
 use crate::backend::cpu::Isa;
-use crate::backend::cpu::kernels::bench::{self as kernels, KernelBench};
+use crate::backend::cpu::kernels::bench::{self as kernels, KernelBench, ReadRoof};
 use crate::config::Config;
 use crate::engine::{Budget, Event, Request, SeqId};
 use crate::format::codec::{Codec, TABLE};
@@ -86,8 +86,8 @@ Examples:
   tegu bench --kernels=Q4_0,Q4_K --threads 2
   tegu bench --kernels=Q4_0 --backend cuda --json --svg roofline.svg
 
-Roof: bytes a second that the threads read from memory and do nothing else. Of roof: the bytes of weights that the decode
-steps read (experts as counted), each once, over that. Of union: at a batch, those bytes a second over batch 1's. J/token is
+Roof: bytes a second that the threads read from memory and do nothing else, measured before and after each repetition of a
+decode test. Of roof: the bytes of weights that the decode steps read (experts as counted), each once, over that. Of union: at a batch, those bytes a second over batch 1's. J/token is
 there where a sensor tells the power, and says what it is of: a module's rails, or a GPU's board.";
 
 /// Positions beyond the tests' own: the tokens by which sequences of a batch start one after another.
@@ -127,21 +127,22 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     let loaded = load::load(opened)?;
     let mut app = loaded.app;
     let watch = EnergyWatch::start(Site::open(None)?.sensors());
+    // The host's threads say nothing about a GPU's memory.
+    let on_cpu = Isa::from_name(&app.kernels).is_some();
+    let roof = if on_cpu { roof(args.roof_mib, app.threads)? } else { None };
     let progress = Progress::new("benchmark", cases.len() as u64 * (1 + args.reps as u64), Unit::Items);
     let mut measured = Vec::new();
     for case in cases {
         measured.push(
-            Bench { app: &mut app, case, progress: &progress, watch: watch.as_ref() }
+            Bench { app: &mut app, case, progress: &progress, watch: watch.as_ref(), roof: roof.as_ref() }
                 .measure(args.reps.into(), &reads)?,
         );
     }
     drop(progress);
     let energy_method = watch.as_ref().map(EnergyWatch::method);
-    // What the model took, before the roof's working set.
-    let peak_bytes = load::peak_bytes();
-    // The host's threads say nothing about a GPU's memory.
-    let on_cpu = Isa::from_name(&app.kernels).is_some();
-    let roofs = if on_cpu { roofs(args.roof_mib, app.threads)? } else { Vec::new() };
+    // What the model took, without the roof's working set.
+    let peak_bytes = load::peak_bytes().saturating_sub(roof.as_ref().map_or(0, ReadRoof::bytes) as u64);
+    let roofs = roof.map_or(Vec::new(), |roof| roofs(&roof, app.threads, &measured));
     let report = Report {
         measured: &measured,
         roofs: &roofs,
@@ -166,22 +167,27 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     out::Out::stdout().json(&object)
 }
 
-/// The read roof with one thread and with `threads`, `(threads, bytes a second)`; empty if not wanted or if there is no
-/// memory to spare for it.
-fn roofs(mib: u16, threads: usize) -> Result<Vec<(usize, f64)>> {
+/// The read roof's meter; `None` if it is not wanted or if there is no memory to spare for it.
+fn roof(mib: u16, threads: usize) -> Result<Option<ReadRoof>> {
     let bytes = usize::from(mib) << 20;
     if bytes == 0 {
-        return Ok(Vec::new());
+        return Ok(None);
     }
     // Twice, because a measurement must not push anything out.
     if app::available_bytes().is_some_and(|has| has < 2 * bytes as u64) {
         log::warn!("too little memory is free for the read roof, which takes {}", Bytes(bytes as u64));
-        return Ok(Vec::new());
+        return Ok(None);
     }
-    let mut teams = vec![1, threads];
-    teams.dedup();
-    let rates = kernels::read_roofs(&teams, bytes)?;
-    Ok(teams.into_iter().zip(rates).collect())
+    ReadRoof::new(threads, bytes).map(Some)
+}
+
+/// `(threads, bytes a second)` with one thread, and with all: the median of what stood beside the tests.
+fn roofs(roof: &ReadRoof, threads: usize, measured: &[Measured]) -> Vec<(usize, f64)> {
+    let beside: Vec<f64> = measured.iter().flat_map(|m| m.roofs.iter().copied()).collect();
+    let all = if beside.is_empty() { roof.rate() } else { spread(&beside).1 };
+    let mut roofs = vec![(1, roof.rate_of_one()), (threads, all)];
+    roofs.dedup_by_key(|(n, _)| *n);
+    roofs
 }
 
 /// A share of something.
@@ -227,6 +233,8 @@ struct Bench<'a> {
     progress: &'a Progress,
     /// The power meter, where there is one.
     watch: Option<&'a EnergyWatch>,
+    /// What decode is held against.
+    roof: Option<&'a ReadRoof>,
 }
 
 impl Bench<'_> {
@@ -240,6 +248,9 @@ impl Bench<'_> {
             open.push(seq);
         }
         let (mut seconds, mut experts, mut steps) = (Vec::new(), 0, 0);
+        let meter = self.roof.filter(|_| case.phase == Phase::Decode);
+        let roof = || meter.map(ReadRoof::rate);
+        let (mut roofs, mut roof_before) = (Vec::new(), None);
         // The phase that a case is counted as, and what it had taken before this case.
         let phase = match case.phase {
             Phase::Prefill => power::Phase::Prefill,
@@ -249,6 +260,7 @@ impl Bench<'_> {
         for rep in 0..=reps {
             if rep == 1 {
                 before = self.watch.map(|w| w.share(phase));
+                roof_before = roof();
             }
             let took = match case.phase {
                 Phase::Prefill => self.prefill(&mut open[0], rep)?,
@@ -260,6 +272,9 @@ impl Bench<'_> {
             };
             if rep > 0 {
                 seconds.push(took);
+                let roof_after = roof();
+                roofs.extend(roof_before.zip(roof_after).map(|(a, b)| (a + b) / 2.0));
+                roof_before = roof_after;
             }
             self.progress.add(1);
         }
@@ -274,7 +289,8 @@ impl Bench<'_> {
             _ => experts as f64 / steps.max(1) as f64,
         };
         let joules_a_token = joules.filter(|j| *j > 0.0);
-        Ok(Measured { case, seconds, experts_a_step, step_bytes: reads.step(experts_a_step), joules_a_token })
+        let step_bytes = reads.step(experts_a_step);
+        Ok(Measured { case, seconds, roofs, experts_a_step, step_bytes, joules_a_token })
     }
 
     /// Tells the meter what is measured from now on; what lies between the timed parts is counted as idle.

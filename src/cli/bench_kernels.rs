@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::out;
 use crate::app;
-use crate::backend::cpu::kernels::bench::{KernelBench, KernelRate, bench_kernels, read_roofs};
+use crate::backend::cpu::kernels::bench::{KernelBench, KernelRate, ReadRoof, bench_kernels};
 use crate::observe::{Progress, Unit};
 use crate::units::{Bytes, Error, Result};
 
@@ -16,7 +16,7 @@ pub fn run(options: KernelBench, as_json: bool) -> Result<()> {
         return Err(Error::Limit { what: "memory".into(), needs, has: Bytes(has).to_string() });
     }
     let progress = Progress::new("kernels", options.codecs().count() as u64, Unit::Items);
-    let roof = read_roofs(&[options.threads], options.bytes)?[0];
+    let roof = ReadRoof::new(options.threads, options.bytes)?.rate();
     let mut rates = Vec::new();
     bench_kernels(&options, &mut |rate| {
         rates.push(*rate);

@@ -62,6 +62,9 @@ pub struct Measured {
     pub case: Case,
     /// Seconds of each repetition.
     pub seconds: Vec<f64>,
+    /// Bytes a second that the threads read from memory beside each repetition of a decode test: the mean of before and
+    /// after. Empty if not measured.
+    pub roofs: Vec<f64>,
     /// Distinct (layer, expert) pairs that a decode step read, counted; 0 without experts, NaN if nobody counted.
     pub experts_a_step: f64,
     /// Bytes of weights that a decode step must read, with those experts.
@@ -87,13 +90,21 @@ impl Measured {
         let rate = self.rate() / self.case.batch as f64 * self.step_bytes;
         (self.case.phase == Phase::Decode && rate.is_finite()).then_some(rate)
     }
+
+    /// Weight bytes a second over the roof beside them, the median of the repetitions.
+    fn of_roof(&self) -> Option<f64> {
+        let bytes = self.step_bytes * self.case.tokens as f64;
+        let shares: Vec<f64> = self.seconds.iter().zip(&self.roofs).map(|(s, roof)| bytes / s / roof).collect();
+        (!shares.is_empty() && bytes.is_finite()).then(|| spread(&shares).1)
+    }
 }
 
 /// All that a run found.
 pub struct Report<'a> {
     /// The cases, in order.
     pub measured: &'a [Measured],
-    /// `(threads, bytes a second)` read from memory; the last with all threads. Empty if not measured.
+    /// `(threads, bytes a second)` read from memory; the last with all threads, the median of all that stood beside tests.
+    /// Empty if not measured.
     pub roofs: &'a [(usize, f64)],
     /// `VmHWM`: most memory held, model and all.
     pub peak_bytes: u64,
@@ -106,11 +117,6 @@ pub struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Weight bytes a second over the roof of all threads.
-    fn of_roof(&self, m: &Measured) -> Option<f64> {
-        Some(m.bytes_a_second()? / self.roofs.last()?.1)
-    }
-
     /// For batches above 1 where batch 1 of the same case was measured: tokens a second over its, and bytes a second over
     /// its. The second is the share of what reading the counted union of experts once a step allows.
     fn over_one(&self, m: &Measured) -> Option<(f64, f64)> {
@@ -152,7 +158,7 @@ impl Report<'_> {
             "experts_a_step": or_null(decode.then_some(m.experts_a_step)),
             "weights_bytes_a_step": or_null(decode.then_some(m.step_bytes)),
             "weights_gb_s": or_null(m.bytes_a_second().map(|b| b / 1e9)),
-            "share_of_roof": or_null(self.of_roof(m)),
+            "share_of_roof": or_null(m.of_roof()),
             "over_batch_1": or_null(self.over_one(m).map(|o| o.0)),
             "share_of_union": or_null(self.over_one(m).map(|o| o.1)),
             "joules_a_token": or_null(m.joules_a_token),
@@ -175,7 +181,7 @@ impl Report<'_> {
                 format!("{min:.1}"),
                 format!("{max:.1}"),
                 m.bytes_a_second().map_or("-".into(), |x| format!("{:.1}", x / 1e9)),
-                percent(self.of_roof(m)),
+                percent(m.of_roof()),
                 over.map_or("-".into(), |x| format!("{x:.2}")),
                 percent(union),
                 m.joules_a_token.map_or("-".into(), |j| format!("{j:.4}")),
@@ -220,7 +226,8 @@ mod tests {
 
     fn decode(batch: usize, seconds: Vec<f64>, step_bytes: f64) -> Measured {
         let case = Case { phase: Phase::Decode, tokens: 10, depth: 0, batch };
-        Measured { case, seconds, experts_a_step: 0.0, step_bytes, joules_a_token: None }
+        let roofs = vec![20e9; seconds.len()];
+        Measured { case, seconds, roofs, experts_a_step: 0.0, step_bytes, joules_a_token: None }
     }
 
     #[test]
@@ -251,8 +258,10 @@ mod tests {
         assert_eq!(j["peak_over_file_and_kv"], json!(1.1));
         let text = report.text();
         assert!(text.lines().count() == 6 && text.contains("75%") && text.contains("20.0 GB/s"), "{text}");
-        let bare = Report { roofs: &[], ..report };
-        assert_eq!(bare.of_roof(&measured[0]), None);
+        // Memory that slowed down by half in the second repetition leaves the share as it is.
+        let drifted = Measured { roofs: vec![20e9, 10e9, 20e9], ..decode(1, vec![1.0, 2.0, 1.0], 1e9) };
+        assert_eq!(drifted.of_roof(), Some(0.5));
+        assert_eq!(Measured { roofs: vec![], ..drifted }.of_roof(), None);
     }
 
     #[test]
@@ -261,6 +270,7 @@ mod tests {
         let measured = [Measured {
             case,
             seconds: vec![1.0],
+            roofs: vec![],
             experts_a_step: 0.0,
             step_bytes: 5.0,
             joules_a_token: Some(0.5),

@@ -41,7 +41,7 @@ pub struct CpuOptions {
     pub spin_us: u64,
     /// Instruction set; the best one that the machine has if not given.
     pub isa: Option<Isa>,
-    /// f32 activations and KV throughout; without, 14-bit activations against quantized weights.
+    /// f32 activations and KV throughout; without, 12-bit activations against quantized weights.
     pub exact: bool,
     /// Element type of the cache; f32 when exact, f16 otherwise, if not given.
     pub kv: Option<KvType>,

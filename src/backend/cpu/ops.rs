@@ -17,7 +17,7 @@ use std::ops::Range;
 
 pub use super::kernels::attend::KvBlock;
 
-/// Activation rows quantized to 14 bits in groups of 32; reused from step to step.
+/// Activation rows quantized to 12 bits in groups of 32; reused from step to step.
 #[derive(Default)]
 pub struct Q8Rows {
     groups: Vec<Q8Group>,

@@ -120,6 +120,13 @@ impl Simd for Avx2 {
             let high = _mm256_srai_epi32(_mm256_add_epi32(a, _mm256_set1_epi32(32)), 6);
             (high, _mm256_sub_epi32(a, _mm256_slli_epi32(high, 6)))
         };
+        couple(a: __m256i, b: __m256i) -> [__m256i; 3] = {
+            let first = _mm256_srai_epi32(_mm256_sub_epi32(b, _mm256_set1_epi32(112)), 4);
+            let more = _mm256_and_si256(_mm256_sub_epi32(a, first), _mm256_set1_epi32(15));
+            let h = _mm256_add_epi32(first, more);
+            let k = _mm256_srai_epi32(_mm256_sub_epi32(a, h), 4);
+            [k, h, _mm256_sub_epi32(b, _mm256_slli_epi32(h, 4))]
+        };
         store_bytes(p: *mut i8, v: __m256i) = {
             let low = _mm_set1_epi32(0x0c08_0400);
             let first = _mm_shuffle_epi8(_mm256_castsi256_si128(v), low);

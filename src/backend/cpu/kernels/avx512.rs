@@ -86,6 +86,13 @@ impl Simd for Avx512 {
             let high = _mm512_srai_epi32(_mm512_add_epi32(a, _mm512_set1_epi32(32)), 6);
             (high, _mm512_sub_epi32(a, _mm512_slli_epi32(high, 6)))
         };
+        couple(a: __m512i, b: __m512i) -> [__m512i; 3] = {
+            let first = _mm512_srai_epi32(_mm512_sub_epi32(b, _mm512_set1_epi32(112)), 4);
+            let more = _mm512_and_si512(_mm512_sub_epi32(a, first), _mm512_set1_epi32(15));
+            let h = _mm512_add_epi32(first, more);
+            let k = _mm512_srai_epi32(_mm512_sub_epi32(a, h), 4);
+            [k, h, _mm512_sub_epi32(b, _mm512_slli_epi32(h, 4))]
+        };
         store_bytes(p: *mut i8, v: __m512i) = _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v));
         splat_i(v: i32) -> __m512i = _mm512_set1_epi32(v);
         add_i(a: __m512i, b: __m512i) -> __m512i = _mm512_add_epi32(a, b);
@@ -109,6 +116,7 @@ impl SimdDot for Avx512 {
     const SIGNED_BYTES: bool = false;
     const ROWS_Q8: usize = 8;
     const ROWS_F32: usize = 4;
+    const COUPLED: bool = true;
     op! {
         load_b(p: *const u8) -> __m512i = _mm512_loadu_si512(p.cast());
         splat_b(v: u8) -> __m512i = _mm512_set1_epi8(v as i8);
@@ -130,6 +138,12 @@ impl SimdDot for Avx512 {
         dot8[BITS](acc: __m512i, w: &[__m512i; 8], x: *const i8) -> __m512i = {
             let acc = Self::dot4::<BITS>(acc, [w[0], w[1], w[2], w[3]], x);
             Self::dot4::<BITS>(acc, [w[4], w[5], w[6], w[7]], x.add(16))
+        };
+        dot_coupled(acc: __m512i, raw: &[__m512i; 4], w: &[__m512i; 8], x: &Q8Group) -> __m512i = {
+            let both = Self::dot4::<8>(acc, *raw, x.h.as_ptr());
+            let both = Self::dot4::<4>(both, [w[4], w[5], w[6], w[7]], x.m.as_ptr());
+            let first = Self::dot4::<4>(_mm512_setzero_si512(), [w[0], w[1], w[2], w[3]], x.k.as_ptr());
+            _mm512_add_epi32(_mm512_slli_epi32(first, 4), both)
         };
         byte_u[N](a: __m512i) -> __m512i =
             _mm512_and_si512(_mm512_srlv_epi32(a, _mm512_set1_epi32(8 * N as i32)), _mm512_set1_epi32(255));

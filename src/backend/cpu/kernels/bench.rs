@@ -70,11 +70,33 @@ fn filled(len: usize) -> Result<Segment> {
     Ok(segment)
 }
 
-/// The most bytes a second that teams of these many threads read from memory, in the same order: the roof of everything
-/// that reads each weight once. `bytes` is the working set, whole chunks of it. Fails if there is no such memory.
-pub fn read_roofs(threads: &[usize], bytes: usize) -> Result<Vec<f64>> {
-    let segment = filled(bytes.max(CHUNK_BYTES))?;
-    Ok(threads.iter().map(|&n| read_rate(&Team::new(n, SPIN_US), segment.bytes())).collect())
+/// Reads memory in order with a team's threads: the roof of everything that reads each weight once. Kept beside what is
+/// measured, so that both can be in turns: memory's speed drifts.
+pub struct ReadRoof {
+    segment: Segment,
+    team: Team,
+}
+
+impl ReadRoof {
+    /// `bytes` is the working set, whole chunks of it. Fails if there is no such memory.
+    pub fn new(threads: usize, bytes: usize) -> Result<ReadRoof> {
+        Ok(ReadRoof { segment: filled(bytes.max(CHUNK_BYTES))?, team: Team::new(threads, SPIN_US) })
+    }
+
+    /// The most bytes a second of a few runs.
+    pub fn rate(&self) -> f64 {
+        read_rate(&self.team, self.segment.bytes())
+    }
+
+    /// The same with one thread.
+    pub fn rate_of_one(&self) -> f64 {
+        read_rate(&Team::new(1, SPIN_US), self.segment.bytes())
+    }
+
+    /// Bytes of the working set.
+    pub fn bytes(&self) -> usize {
+        self.segment.bytes().len()
+    }
 }
 
 fn read_rate(team: &Team, bytes: &[u8]) -> f64 {
@@ -179,7 +201,8 @@ mod tests {
 
     #[test]
     fn rates_are_positive_on_a_small_working_set() {
-        let roofs = read_roofs(&[1, 2], 3 << 20).unwrap();
+        let roof = ReadRoof::new(2, 3 << 20).unwrap();
+        let roofs = [roof.rate_of_one(), roof.rate()];
         assert!(roofs.len() == 2 && roofs.iter().all(|r| *r > 0.0 && r.is_finite()), "{roofs:?}");
         for isa in Isa::available() {
             let only = &[Codec::Q4_0, Codec::F16][..];

@@ -104,11 +104,20 @@ pub trait Codec8 {
     /// True if each half group has an integer scale.
     const HALVES: bool = false;
     const MINS: Mins = Mins::None;
+    /// True if the codes plane holds plain 4-bit codes, columns `c` and `c + 16` in a byte, and a group has one scale.
+    const NIBBLES: bool = false;
     /// Bytes of the codes plane a (tile, group): what is prefetched.
     const CODE_BYTES: usize = 256;
 
     /// Codes of columns `4c..4c+4` in register c.
     unsafe fn unpack<S: SimdDot>(p: &PlanePtrs, at: At) -> [S::B; 8];
+    /// Bytes of columns `4c..4c+4` and, above them, `16+4c..16+4c+4` in register c; for `NIBBLES`.
+    #[inline(always)]
+    unsafe fn raw<S: SimdDot>(p: &PlanePtrs, at: At) -> [S::B; 4] {
+        let base = p.codes.wrapping_add(at.tile_group * 256 + 4 * at.row);
+        // SAFETY: by the contract.
+        unsafe { [S::load_b(base), S::load_b(base.add(64)), S::load_b(base.add(128)), S::load_b(base.add(192))] }
+    }
     /// The scale: `d` alone if the codec has half-group scales.
     unsafe fn scale<S: SimdDot>(p: &PlanePtrs, at: At) -> S::F;
     /// Half-group scales.
@@ -275,12 +284,12 @@ macro_rules! codec {
 
 codec! {
     /// 4-bit, offset 8.
-    Q4_0 { BITS: u32 = 4, OFFSET: u32 = 3 } S p at half:
+    Q4_0 { BITS: u32 = 4, OFFSET: u32 = 3, NIBBLES: bool = true } S p at half:
     unpack nib::<S>(p, at); scale f16s::<S>(p.d, at.group());
 }
 codec! {
     /// 4-bit with min.
-    Q4_1 { BITS: u32 = 4, MINS: Mins = Mins::Group } S p at half:
+    Q4_1 { BITS: u32 = 4, MINS: Mins = Mins::Group, NIBBLES: bool = true } S p at half:
     unpack nib::<S>(p, at); scale f16s::<S>(p.d, at.group()); min f16s::<S>(p.m, at.group());
 }
 codec! {
@@ -325,7 +334,7 @@ codec! {
 }
 codec! {
     /// 4-bit, scale and min a group in 8-bit codes.
-    Q4K { BITS: u32 = 4, MINS: Mins = Mins::Group } S p at half:
+    Q4K { BITS: u32 = 4, MINS: Mins = Mins::Group, NIBBLES: bool = true } S p at half:
     unpack nib::<S>(p, at); scale d_sc::<S>(p.d, p.sc, at); min k_min::<S>(p, at);
 }
 codec! {

@@ -3,16 +3,13 @@
 //! thread has, or the instruction set. All of them must give the same bits, and tests compare with `==`.
 //!
 //! **Quantized activations** ([`quantize`](vector::quantize)): a group of 32 columns has `amax = max |x|`,
-//! `dx = amax / 8128`, codes `round_half_even(x * (8128 / amax))` of 14 bits, held as two int8 halves
-//! `64*high + low` so that byte dot products take them: int8 alone moves SmolLM2's log-probabilities by 0.1, this
-//! by 0.002. Leaving the low halves out where they matter least saves too little: SmolLM2's mean error over its top 8
-//! is then 0.065 (only the inputs of q, k, v), 0.050 (of gate and up), 0.040 (of down), 0.014 (of the output projection,
-//! 8% of the work), 0.025 (only groups whose `amax` is below 3 times their root mean square, a third to 72% of them).
+//! `dx = amax / 1904`, codes `round_half_even(x * (1904 / amax))` of 12 bits, held as int8 parts that byte dot products
+//! take ([`Q8Group`](vector::Q8Group) says how): @ACC@
 //! A group with `amax < 2^-100` is all zero; one with an infinity or NaN has `dx = NaN`, so that the
 //! fault shows in the output.
 //!
-//! **Quantized product** of a weight row with groups `g` in order; `idot` is an exact 32-bit integer sum, below 2^31
-//! (Q6_K, the largest: `2 * 16 * 32 * 8128 * 128`), rounded once to f32:
+//! **Quantized product** of a weight row with groups `g` in order; `idot` is an exact 32-bit integer sum, below 2^29
+//! (Q6_K, the largest: `2 * 16 * 32 * 1904 * 128`), rounded once to f32:
 //!
 //! ```text
 //! idot = Σ code_w * code_x                     codes signed: the codec's offset is taken off in integers

@@ -120,6 +120,11 @@ impl Simd for NeonDot {
             let high = vshrq_n_s32::<6>(vaddq_s32(a, vdupq_n_s32(32)));
             (high, vsubq_s32(a, vshlq_n_s32::<6>(high)))
         };
+        couple(a: int32x4_t, b: int32x4_t) -> [int32x4_t; 3] = {
+            let first = vshrq_n_s32::<4>(vsubq_s32(b, vdupq_n_s32(112)));
+            let h = vaddq_s32(first, vandq_s32(vsubq_s32(a, first), vdupq_n_s32(15)));
+            [vshrq_n_s32::<4>(vsubq_s32(a, h)), h, vsubq_s32(b, vshlq_n_s32::<4>(h))]
+        };
         store_bytes(p: *mut i8, v: int32x4_t) = {
             let v = vmovn_s32(v);
             let v = vreinterpret_u32_s8(vmovn_s16(vcombine_s16(v, v)));

@@ -151,6 +151,8 @@ unsafe fn pass<S: SimdDot, C: Codec8, const R: usize>(
 /// A group of `W` weight rows, unpacked.
 struct Group<S: SimdDot> {
     codes: [S::B; 8],
+    /// The bytes that hold two codes each, where they are multiplied as they are.
+    raw: [S::B; 4],
     scale: S::F,
     half_scales: [S::I; 2],
     mins: [S::F; 2],
@@ -172,6 +174,7 @@ unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
     // SAFETY: by the contract.
     unsafe {
         let codes = C::unpack::<S>(planes, at);
+        let raw = if C::NIBBLES && S::COUPLED { C::raw::<S>(planes, at) } else { [codes[0]; 4] };
         let scale = C::scale::<S>(planes, at);
         let (mut half_scales, mut mins) = ([S::splat_i(0); 2], [S::splat(0.0); 2]);
         if C::HALVES {
@@ -182,7 +185,7 @@ unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
             Mins::Group => mins[0] = C::min::<S>(planes, at, 0),
             Mins::Half => mins = [C::min::<S>(planes, at, 0), C::min::<S>(planes, at, 1)],
         }
-        let w = Group { codes, scale, half_scales, mins };
+        let w = Group { codes, raw, scale, half_scales, mins };
         row::<S, C, R>(&w, x, g, s, acc, 0);
         if R > 1 {
             row::<S, C, R>(&w, x, g, s, acc, 1);
@@ -222,6 +225,8 @@ unsafe fn row<S: SimdDot, C: Codec8, const R: usize>(
             let low = S::mul_i(dot_half::<S, C>(&w.codes, 0, x), w.half_scales[0]);
             let high = S::mul_i(dot_half::<S, C>(&w.codes, 1, x), w.half_scales[1]);
             S::add_i(low, high)
+        } else if C::NIBBLES && S::COUPLED {
+            S::dot_coupled(minus_offset::<S, C>(x.neg_sum), &w.raw, &w.codes, x)
         } else {
             dot_group::<S, C>(&w.codes, x)
         };

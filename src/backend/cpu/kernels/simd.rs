@@ -67,6 +67,9 @@ pub trait Simd: Copy {
     unsafe fn sum16_i(v: &[Self::I; 4]) -> i32;
     /// `high = (a + 32) >> 6` and `low = a - 64*high`.
     unsafe fn split(a: Self::I) -> (Self::I, Self::I);
+    /// `[k, h, m]` with `a = h + 16*k`, `b = 16*h + m` and `m` an i8: `h` is the value from `(b - 112) >> 4` on that equals
+    /// `a` modulo 16.
+    unsafe fn couple(a: Self::I, b: Self::I) -> [Self::I; 3];
     /// Writes the low byte of each lane.
     unsafe fn store_bytes(p: *mut i8, v: Self::I);
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
@@ -109,6 +112,15 @@ pub trait SimdDot: Simd {
     unsafe fn dot4<const BITS: u32>(acc: Self::I, w: [Self::B; 4], x: *const i8) -> Self::I;
     /// The same over c < 8.
     unsafe fn dot8<const BITS: u32>(acc: Self::I, w: &[Self::B; 8], x: *const i8) -> Self::I;
+    /// True if [`Self::dot_coupled`] beats two dot products a column.
+    const COUPLED: bool = false;
+    /// 4-bit codes with coupled activations: `raw[c]` holds the code of column `4c+b` in the low and that of `16+4c+b` in the
+    /// high half of byte `4i+b`, `low` and `high` hold them apart. Lane i: the sum over all 32 columns of code times
+    /// activation code, added to `acc`.
+    unsafe fn dot_coupled(acc: Self::I, raw: &[Self::B; 4], w: &[Self::B; 8], x: &super::vector::Q8Group) -> Self::I {
+        let _ = (raw, w, x);
+        acc
+    }
     /// Byte `N` of each 32-bit lane, unsigned.
     unsafe fn byte_u<const N: u32>(a: Self::B) -> Self::I;
     /// Byte `N` of each 32-bit lane, signed.
@@ -231,6 +243,11 @@ impl Simd for Scalar {
     unsafe fn split(a: Self::I) -> (Self::I, Self::I) {
         let high = lanes(|i| (a[i] + 32) >> 6);
         (high, lanes(|i| a[i] - (high[i] << 6)))
+    }
+    unsafe fn couple(a: Self::I, b: Self::I) -> [Self::I; 3] {
+        let first = lanes(|i| (b[i] - 112) >> 4);
+        let h = lanes(|i| first[i] + ((a[i] - first[i]) & 15));
+        [lanes(|i| (a[i] - h[i]) >> 4), h, lanes(|i| b[i] - (h[i] << 4))]
     }
     unsafe fn store_bytes(p: *mut i8, v: Self::I) {
         // SAFETY: see above.

@@ -4,27 +4,41 @@
 use super::simd::{LANES, Simd};
 use crate::format::layout::GROUP;
 
-/// A group of 32 quantized activations: everything that a product needs, on two cache lines, so that a kernel needs one
-/// pointer a row. A code is `64*high + low`.
+/// A group of 32 quantized activations: everything that a product needs, so that a kernel needs one pointer a row. A code
+/// of -1904..=1904 is held twice, each time in bytes that byte dot products take and on cache lines of its own:
+///
+/// - `64*high + low`: two dot products a weight, for weight codes of any width;
+/// - columns `c` and `c + 16` coupled: `code(c) = h + 16*k` and `code(c + 16) = 16*h + m`. Weight codes of 4 bits that share a
+///   byte `w(c) + 16*w(c + 16)` give both columns' products with `h` at once, so three dot products serve two columns.
+///   `h` is the one value of sixteen in a row that leaves `m` in an i8 and that equals `code(c)` modulo 16; 1904 is the
+///   largest code for which it always fits an i8 itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C, align(64))]
 pub struct Q8Group {
-    /// Codes rounded to multiples of 64, divided by 64, in the order of the columns: -127..=127.
-    pub high: [i8; GROUP],
-    /// What is left of the codes: -32..=31.
-    pub low: [i8; GROUP],
+    /// `(code(c) - h) / 16` for c < 16: -126..=126.
+    pub k: [i8; LANES],
+    /// What the columns c and c + 16 share: -126..=127.
+    pub h: [i8; LANES],
+    /// `code(c + 16) - 16*h`: -128..=127.
+    pub m: [i8; LANES],
     /// `dx`: the value of code 1.
     pub d: f32,
     /// Minus the sum of all codes: times a weight codec's offset it takes that offset off.
     pub neg_sum: i32,
-    /// The same for columns 0..16 and 16..32.
-    pub neg_half: [i32; 2],
     /// `d` times the sum of all codes: what a weight codec's min is multiplied by.
     pub sum_d: f32,
-    /// The same for columns 0..16 and 16..32.
+    /// Fills the cache line.
+    pub pad: [u32; 1],
+    /// Codes rounded to multiples of 64, divided by 64, in the order of the columns: -30..=30.
+    pub high: [i8; GROUP],
+    /// What is left of the codes: -32..=31.
+    pub low: [i8; GROUP],
+    /// `neg_sum` of columns 0..16 and 16..32.
+    pub neg_half: [i32; 2],
+    /// `sum_d` of the same.
     pub half_d: [f32; 2],
-    /// Fills the second cache line.
-    pub pad: [u32; 9],
+    /// Fills the third cache line.
+    pub pad_half: [u32; 12],
 }
 
 impl Q8Group {
@@ -34,10 +48,10 @@ impl Q8Group {
     }
 }
 
-/// Groups whose largest magnitude is below this (2^-100) become zero: `8128 / amax` must stay finite.
+/// Groups whose largest magnitude is below this (2^-100) become zero: `1904 / amax` must stay finite.
 const AMAX_TINY: f32 = f32::from_bits((127 - 100) << 23);
-/// 127 * 64: the largest code whose high part is an i8.
-const CODE_MAX: f32 = 8128.0;
+/// The largest code; see [`Q8Group`].
+pub const CODE_MAX: f32 = 1904.0;
 
 /// Calls `f(offset, lanes)` for every register's worth of `0..n`; `lanes` is `W` except in the last.
 #[inline(always)]
@@ -323,20 +337,23 @@ unsafe fn quantize_group<S: Simd>(x: *const f32, out: &mut Q8Group) {
             return;
         }
         let (to_code, magic) = (S::splat(CODE_MAX / amax), S::splat(MAGIC));
-        let mut halves = [0; 2];
-        for half in 0..2 {
-            let mut codes = [S::splat_i(0); 4];
-            for s in 0..S::SUBS {
+        let mut codes = [[S::splat_i(0); 4]; 2];
+        for s in 0..S::SUBS {
+            for half in 0..2 {
                 let at = half * LANES + s * S::W;
-                // |x * to_code| <= 8128.001, which rounds to 8128.
+                // |x * to_code| <= 1904.001, which rounds to 1904.
                 let shifted = S::add(S::mul(S::load(x.add(at)), to_code), magic);
-                codes[s] = S::sub_i(S::bits(shifted), S::bits(magic));
-                let (high, low) = S::split(codes[s]);
+                codes[half][s] = S::sub_i(S::bits(shifted), S::bits(magic));
+                let (high, low) = S::split(codes[half][s]);
                 S::store_bytes(out.high.as_mut_ptr().add(at), high);
                 S::store_bytes(out.low.as_mut_ptr().add(at), low);
             }
-            halves[half] = S::sum16_i(&codes);
+            let [k, h, m] = S::couple(codes[0][s], codes[1][s]);
+            S::store_bytes(out.k.as_mut_ptr().add(s * S::W), k);
+            S::store_bytes(out.h.as_mut_ptr().add(s * S::W), h);
+            S::store_bytes(out.m.as_mut_ptr().add(s * S::W), m);
         }
+        let halves = [S::sum16_i(&codes[0]), S::sum16_i(&codes[1])];
         out.d = amax / CODE_MAX;
         out.neg_half = [-halves[0], -halves[1]];
         out.neg_sum = -(halves[0] + halves[1]);

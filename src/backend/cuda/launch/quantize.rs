@@ -1,4 +1,4 @@
-//! Activations into the forms that products take: 14-bit codes for GEMVs, scaled f16 rows for GEMMs.
+//! Activations into the forms that products take: 12-bit codes for GEMVs, scaled f16 rows for GEMMs.
 
 use crate::backend::cuda::params::Params;
 use crate::backend::cuda::{Gpu, Grid, Ptr, Unit};
