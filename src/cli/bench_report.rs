@@ -94,7 +94,8 @@ impl Measured {
     /// Weight bytes a second over the roof beside them, the median of the repetitions.
     fn of_roof(&self) -> Option<f64> {
         let bytes = self.step_bytes * self.case.tokens as f64;
-        let shares: Vec<f64> = self.seconds.iter().zip(&self.roofs).map(|(s, roof)| bytes / s / roof).collect();
+        let shares: Vec<f64> =
+            self.seconds.iter().zip(&self.roofs).map(|(s, roof)| bytes / s / roof).collect();
         (!shares.is_empty() && bytes.is_finite()).then(|| spread(&shares).1)
     }
 }

@@ -116,7 +116,9 @@ pub trait Codec8 {
     unsafe fn raw<S: SimdDot>(p: &PlanePtrs, at: At) -> [S::B; 4] {
         let base = p.codes.wrapping_add(at.tile_group * 256 + 4 * at.row);
         // SAFETY: by the contract.
-        unsafe { [S::load_b(base), S::load_b(base.add(64)), S::load_b(base.add(128)), S::load_b(base.add(192))] }
+        unsafe {
+            [S::load_b(base), S::load_b(base.add(64)), S::load_b(base.add(128)), S::load_b(base.add(192))]
+        }
     }
     /// The scale: `d` alone if the codec has half-group scales.
     unsafe fn scale<S: SimdDot>(p: &PlanePtrs, at: At) -> S::F;

@@ -42,6 +42,8 @@ struct Target {
     rows: usize,
     dot: &'static str,
     register_bytes: usize,
+    /// True if plain 4-bit codes are multiplied with coupled activations.
+    coupled: bool,
     file: &'static str,
 }
 
@@ -55,6 +57,7 @@ fn targets() -> Vec<Target> {
             rows: super::avx2::Avx2::ROWS_Q8,
             dot: "vpmaddubsw",
             register_bytes: 32,
+            coupled: <super::avx2::Avx2 as SimdDot>::COUPLED,
             file: "avx2.rs",
         },
         Target {
@@ -63,6 +66,7 @@ fn targets() -> Vec<Target> {
             rows: super::avx512::Avx512::ROWS_Q8,
             dot: "vpdpbusd",
             register_bytes: 64,
+            coupled: <super::avx512::Avx512 as SimdDot>::COUPLED,
             file: "avx512.rs",
         },
     ];
@@ -73,6 +77,7 @@ fn targets() -> Vec<Target> {
         rows: super::neon::NeonDot::ROWS_Q8,
         dot: "sdot",
         register_bytes: 16,
+        coupled: <super::neon::NeonDot as SimdDot>::COUPLED,
         file: "neon.rs",
     }];
     #[allow(unreachable_code)] // no kernels on other architectures
@@ -130,13 +135,19 @@ fn loops(function: &[Instruction]) -> Vec<(usize, usize)> {
 /// Weights of a (tile, group).
 const GROUP_WEIGHTS: usize = TILE_ROWS * GROUP;
 
-/// Instructions a weight and row of a pass with `rows` rows; `None` if there is no such loop.
-fn cost(function: &[Instruction], dot: &str, register_bytes: usize, rows: usize) -> Option<f64> {
+/// Dot products of a row with a (tile, group): one takes as many weights as its register has bytes, and a weight meets two,
+/// one for each half of the activation's code, or one and a half where activations are coupled.
+fn dots_a_row(target: &Target, codec: Codec) -> usize {
+    let coupled = target.coupled && matches!(codec, Codec::Q4_0 | Codec::Q4_1 | Codec::Q4K);
+    GROUP_WEIGHTS / target.register_bytes * if coupled { 3 } else { 4 } / 2
+}
+
+/// Instructions a weight and row of a pass with `rows` rows, of which each has `a_row` dot products a (tile, group); `None` if
+/// there is no such loop.
+fn cost(function: &[Instruction], dot: &str, a_row: usize, rows: usize) -> Option<f64> {
     let dots = |l: &(usize, usize)| function[l.0..=l.1].iter().filter(|i| i.mnemonic == dot).count();
     let len = |l: &(usize, usize)| l.1 - l.0 + 1;
-    // A weight meets two dot products a row, one for each half of the activation's code; one instruction takes as many
-    // weights as its register has bytes.
-    let a_group = rows * GROUP_WEIGHTS / register_bytes * 2;
+    let a_group = rows * a_row;
     let all = loops(function);
     let inner = all.iter().filter(|l| dots(l) > 0).min_by_key(|l| len(l))?;
     if dots(inner) >= a_group {
@@ -184,7 +195,7 @@ fn disassemble(address: usize) -> Result<Vec<Instruction>, String> {
 /// Counts every codec.
 fn count(target: &Target) -> Result<Vec<Cost>, String> {
     let pass = |codec: Codec, address, rows| -> Result<f64, String> {
-        let cost = cost(&disassemble(address)?, target.dot, target.register_bytes, rows);
+        let cost = cost(&disassemble(address)?, target.dot, dots_a_row(target, codec), rows);
         Ok(cost.unwrap_or_else(|| panic!("{codec:?}: no loop with {} in {}", target.dot, target.file)))
     };
     let one = |codec| -> Result<Cost, String> {
@@ -316,13 +327,13 @@ fn loops_are_found_in_both_notations() {
     assert_eq!(loops(&function), [(1, 4), (0, 6)]);
     // The inner loop of four instructions runs eight times for the 16 dot products of a group and row.
     let expected = (3.0 + 8.0 * 4.0) / 512.0;
-    assert_eq!(cost(&function, "vpdpbusd", 64, 1), Some(expected));
+    assert_eq!(cost(&function, "vpdpbusd", 16, 1), Some(expected));
     let arm = format!(
         "0000000000000040 <f>:\n{}  44:\tsubs\tx1, x1, #0x1\n  48:\tb.ne\t40 <f>  // b.any\n  4c:\tbl\t0 <g>\n",
         "  40:\tsdot\tv0.4s, v1.16b, v2.4b[0]\n".repeat(64)
     );
-    assert_eq!(cost(&parse(&arm), "sdot", 16, 1), Some(66.0 / 512.0));
-    assert_eq!(cost(&parse(&arm), "vpdpbusd", 64, 1), None);
+    assert_eq!(cost(&parse(&arm), "sdot", 64, 1), Some(66.0 / 512.0));
+    assert_eq!(cost(&parse(&arm), "vpdpbusd", 16, 1), None);
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //!
 //! **Quantized activations** ([`quantize`](vector::quantize)): a group of 32 columns has `amax = max |x|`,
 //! `dx = amax / 1904`, codes `round_half_even(x * (1904 / amax))` of 12 bits, held as int8 parts that byte dot products
-//! take ([`Q8Group`](vector::Q8Group) says how): @ACC@
+//! take ([`Q8Group`](vector::Q8Group) says how): int8 alone moves SmolLM2's log-probabilities by 0.1
+//! (its top 8, on average), this by 0.0075, and 14 bits, which take four products for two columns, by 0.002.
 //! A group with `amax < 2^-100` is all zero; one with an infinity or NaN has `dx = NaN`, so that the
 //! fault shows in the output.
 //!

@@ -117,8 +117,8 @@ impl Simd for NeonDot {
         sum16_i(v: &[int32x4_t; 4]) -> i32 =
             vaddvq_s32(vaddq_s32(vaddq_s32(v[0], v[1]), vaddq_s32(v[2], v[3])));
         split(a: int32x4_t) -> (int32x4_t, int32x4_t) = {
-            let high = vshrq_n_s32::<6>(vaddq_s32(a, vdupq_n_s32(32)));
-            (high, vsubq_s32(a, vshlq_n_s32::<6>(high)))
+            let high = vshrq_n_s32::<5>(vaddq_s32(a, vdupq_n_s32(16)));
+            (high, vsubq_s32(a, vshlq_n_s32::<5>(high)))
         };
         couple(a: int32x4_t, b: int32x4_t) -> [int32x4_t; 3] = {
             let first = vshrq_n_s32::<4>(vsubq_s32(b, vdupq_n_s32(112)));

@@ -226,7 +226,7 @@ unsafe fn row<S: SimdDot, C: Codec8, const R: usize>(
             let high = S::mul_i(dot_half::<S, C>(&w.codes, 1, x), w.half_scales[1]);
             S::add_i(low, high)
         } else if C::NIBBLES && S::COUPLED {
-            S::dot_coupled(minus_offset::<S, C>(x.neg_sum), &w.raw, &w.codes, x)
+            S::dot_coupled(minus_offset::<S, C>(x.neg_sum).1, &w.raw, &w.codes, x)
         } else {
             dot_group::<S, C>(&w.codes, x)
         };
@@ -243,28 +243,31 @@ unsafe fn row<S: SimdDot, C: Codec8, const R: usize>(
     }
 }
 
-/// `-sum * offset`: what takes a codec's offset off an integer dot that starts with it.
+/// `-sum * offset`, which takes a codec's offset off an integer dot, as what the sums of the high and of the low parts start
+/// with.
 ///
 /// # Safety
 /// The instruction set is available.
 #[inline(always)]
-unsafe fn minus_offset<S: SimdDot, C: Codec8>(neg_sum: i32) -> S::I {
+unsafe fn minus_offset<S: SimdDot, C: Codec8>(neg_sum: i32) -> (S::I, S::I) {
     // SAFETY: by the contract.
     unsafe {
+        let zero = S::splat_i(0);
         match (C::BITS, C::OFFSET) {
-            (8, _) if S::SIGNED_BYTES => S::splat_i(0),
-            (8, _) => S::shl_i::<7>(S::splat_i(neg_sum)),
-            (_, 0) => S::splat_i(0),
-            (_, 2) => S::shl_i::<2>(S::splat_i(neg_sum)),
-            (_, 3) => S::shl_i::<3>(S::splat_i(neg_sum)),
-            (_, 4) => S::shl_i::<4>(S::splat_i(neg_sum)),
-            (_, 5) => S::shl_i::<5>(S::splat_i(neg_sum)),
+            (8, _) if S::SIGNED_BYTES => (zero, zero),
+            (8, _) => (zero, S::shl_i::<7>(S::splat_i(neg_sum))),
+            (_, 0) => (zero, zero),
+            (_, 2) => (zero, S::shl_i::<2>(S::splat_i(neg_sum))),
+            (_, 3) => (zero, S::shl_i::<3>(S::splat_i(neg_sum))),
+            (_, 4) => (zero, S::shl_i::<4>(S::splat_i(neg_sum))),
+            // The high parts' sum is shifted by as much.
+            (_, 5) => (S::splat_i(neg_sum), zero),
             _ => unreachable!("an offset that no codec has"),
         }
     }
 }
 
-/// The integer dot of a group: the codes' high parts times 64, and their low parts.
+/// The integer dot of a group: the codes' high parts times 32, and their low parts.
 ///
 /// # Safety
 /// The instruction set is available.
@@ -272,15 +275,15 @@ unsafe fn minus_offset<S: SimdDot, C: Codec8>(neg_sum: i32) -> S::I {
 unsafe fn dot_group<S: SimdDot, C: Codec8>(w: &[S::B; 8], x: &Q8Group) -> S::I {
     // SAFETY: 32 codes each; by the contract.
     unsafe {
-        let (zero, init) = (S::splat_i(0), minus_offset::<S, C>(x.neg_sum));
+        let (up, init) = minus_offset::<S, C>(x.neg_sum);
         let (high, low) = (x.high.as_ptr(), x.low.as_ptr());
         let (high, low) = match C::BITS {
-            0..=4 => (S::dot8::<4>(zero, w, high), S::dot8::<4>(init, w, low)),
-            5 => (S::dot8::<5>(zero, w, high), S::dot8::<5>(init, w, low)),
-            6 => (S::dot8::<6>(zero, w, high), S::dot8::<6>(init, w, low)),
-            _ => (S::dot8::<8>(zero, w, high), S::dot8::<8>(init, w, low)),
+            0..=4 => (S::dot8::<4>(up, w, high), S::dot8::<4>(init, w, low)),
+            5 => (S::dot8::<5>(up, w, high), S::dot8::<5>(init, w, low)),
+            6 => (S::dot8::<6>(up, w, high), S::dot8::<6>(init, w, low)),
+            _ => (S::dot8::<8>(up, w, high), S::dot8::<8>(init, w, low)),
         };
-        S::add_i(S::shl_i::<6>(high), low)
+        S::add_i(S::shl_i::<5>(high), low)
     }
 }
 
@@ -293,14 +296,14 @@ unsafe fn dot_half<S: SimdDot, C: Codec8>(w: &[S::B; 8], half: usize, x: &Q8Grou
     let w = [w[4 * half], w[4 * half + 1], w[4 * half + 2], w[4 * half + 3]];
     // SAFETY: 16 codes from 16*half on; by the contract.
     unsafe {
-        let (zero, init) = (S::splat_i(0), minus_offset::<S, C>(x.neg_half[half]));
+        let (up, init) = minus_offset::<S, C>(x.neg_half[half]);
         let (high, low) = (x.high.as_ptr().add(16 * half), x.low.as_ptr().add(16 * half));
         let (high, low) = match C::BITS {
-            0..=4 => (S::dot4::<4>(zero, w, high), S::dot4::<4>(init, w, low)),
-            5 => (S::dot4::<5>(zero, w, high), S::dot4::<5>(init, w, low)),
-            6 => (S::dot4::<6>(zero, w, high), S::dot4::<6>(init, w, low)),
-            _ => (S::dot4::<8>(zero, w, high), S::dot4::<8>(init, w, low)),
+            0..=4 => (S::dot4::<4>(up, w, high), S::dot4::<4>(init, w, low)),
+            5 => (S::dot4::<5>(up, w, high), S::dot4::<5>(init, w, low)),
+            6 => (S::dot4::<6>(up, w, high), S::dot4::<6>(init, w, low)),
+            _ => (S::dot4::<8>(up, w, high), S::dot4::<8>(init, w, low)),
         };
-        S::add_i(S::shl_i::<6>(high), low)
+        S::add_i(S::shl_i::<5>(high), low)
     }
 }

@@ -65,7 +65,7 @@ pub trait Simd: Copy {
     unsafe fn splat_i(v: i32) -> Self::I;
     /// Adds 16 lanes.
     unsafe fn sum16_i(v: &[Self::I; 4]) -> i32;
-    /// `high = (a + 32) >> 6` and `low = a - 64*high`.
+    /// `high = (a + 16) >> 5` and `low = a - 32*high`.
     unsafe fn split(a: Self::I) -> (Self::I, Self::I);
     /// `[k, h, m]` with `a = h + 16*k`, `b = 16*h + m` and `m` an i8: `h` is the value from `(b - 112) >> 4` on that equals
     /// `a` modulo 16.
@@ -117,7 +117,12 @@ pub trait SimdDot: Simd {
     /// 4-bit codes with coupled activations: `raw[c]` holds the code of column `4c+b` in the low and that of `16+4c+b` in the
     /// high half of byte `4i+b`, `low` and `high` hold them apart. Lane i: the sum over all 32 columns of code times
     /// activation code, added to `acc`.
-    unsafe fn dot_coupled(acc: Self::I, raw: &[Self::B; 4], w: &[Self::B; 8], x: &super::vector::Q8Group) -> Self::I {
+    unsafe fn dot_coupled(
+        acc: Self::I,
+        raw: &[Self::B; 4],
+        w: &[Self::B; 8],
+        x: &super::vector::Q8Group,
+    ) -> Self::I {
         let _ = (raw, w, x);
         acc
     }
@@ -241,8 +246,8 @@ impl Simd for Scalar {
         v[0].iter().sum()
     }
     unsafe fn split(a: Self::I) -> (Self::I, Self::I) {
-        let high = lanes(|i| (a[i] + 32) >> 6);
-        (high, lanes(|i| a[i] - (high[i] << 6)))
+        let high = lanes(|i| (a[i] + 16) >> 5);
+        (high, lanes(|i| a[i] - (high[i] << 5)))
     }
     unsafe fn couple(a: Self::I, b: Self::I) -> [Self::I; 3] {
         let first = lanes(|i| (b[i] - 112) >> 4);

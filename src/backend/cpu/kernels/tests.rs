@@ -380,7 +380,7 @@ fn quantized_activations_are_as_defined() {
                 assert_eq!(group.d, if tiny { 0.0 } else { amax / 1904.0 });
                 for (k, x) in x.iter().enumerate() {
                     let code = group.code(k);
-                    assert!((-32..32).contains(&group.low[k]));
+                    assert!((-16..16).contains(&group.low[k]));
                     let exact = if tiny { 0.0 } else { x * (1904.0 / amax) };
                     assert_eq!(code as f32, exact.round_ties_even(), "{acts:?}");
                 }

@@ -7,7 +7,7 @@ use crate::format::layout::GROUP;
 /// A group of 32 quantized activations: everything that a product needs, so that a kernel needs one pointer a row. A code
 /// of -1904..=1904 is held twice, each time in bytes that byte dot products take and on cache lines of its own:
 ///
-/// - `64*high + low`: two dot products a weight, for weight codes of any width;
+/// - `32*high + low`: two dot products a weight, for weight codes of any width;
 /// - columns `c` and `c + 16` coupled: `code(c) = h + 16*k` and `code(c + 16) = 16*h + m`. Weight codes of 4 bits that share a
 ///   byte `w(c) + 16*w(c + 16)` give both columns' products with `h` at once, so three dot products serve two columns.
 ///   `h` is the one value of sixteen in a row that leaves `m` in an i8 and that equals `code(c)` modulo 16; 1904 is the
@@ -29,9 +29,9 @@ pub struct Q8Group {
     pub sum_d: f32,
     /// Fills the cache line.
     pub pad: [u32; 1],
-    /// Codes rounded to multiples of 64, divided by 64, in the order of the columns: -30..=30.
+    /// Codes rounded to multiples of 32, divided by 32, in the order of the columns: -59..=60.
     pub high: [i8; GROUP],
-    /// What is left of the codes: -32..=31.
+    /// What is left of the codes: -16..=15.
     pub low: [i8; GROUP],
     /// `neg_sum` of columns 0..16 and 16..32.
     pub neg_half: [i32; 2],
@@ -44,7 +44,7 @@ pub struct Q8Group {
 impl Q8Group {
     /// The code of column `k`.
     pub fn code(&self, k: usize) -> i32 {
-        64 * i32::from(self.high[k]) + i32::from(self.low[k])
+        32 * i32::from(self.high[k]) + i32::from(self.low[k])
     }
 }
 
