@@ -87,8 +87,9 @@ Examples:
   tegu bench --kernels=Q4_0 --backend cuda --json --svg roofline.svg
 
 Roof: bytes a second that the threads read from memory and do nothing else, measured before and after each repetition of a
-decode test. Of roof: the bytes of weights that the decode steps read (experts as counted), each once, over that. Of union: at a batch, those bytes a second over batch 1's. J/token is
-there where a sensor tells the power, and says what it is of: a module's rails, or a GPU's board.";
+decode test. Of roof: the bytes of weights that the decode steps read (experts as counted), each once, over that. Of union: at a
+batch, those bytes a second over batch 1's. J/token is there where a sensor tells the power, and says what it is of: a module's
+rails, or a GPU's board.";
 
 /// Positions beyond the tests' own: the tokens by which sequences of a batch start one after another.
 const SLACK: usize = 2;
@@ -127,9 +128,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     let loaded = load::load(opened)?;
     let mut app = loaded.app;
     let watch = EnergyWatch::start(Site::open(None)?.sensors());
-    // The host's threads say nothing about a GPU's memory.
-    let on_cpu = Isa::from_name(&app.kernels).is_some();
-    let roof = if on_cpu { roof(args.roof_mib, app.threads)? } else { None };
+    let roof = roof(args.roof_mib, &app)?;
     let progress = Progress::new("benchmark", cases.len() as u64 * (1 + args.reps as u64), Unit::Items);
     let mut measured = Vec::new();
     for case in cases {
@@ -167,10 +166,11 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     out::Out::stdout().json(&object)
 }
 
-/// The read roof's meter; `None` if it is not wanted or if there is no memory to spare for it.
-fn roof(mib: u16, threads: usize) -> Result<Option<ReadRoof>> {
+/// The read roof's meter; `None` if it is not wanted, if there is no memory to spare for it, or on a GPU, of whose memory the
+/// host's threads say nothing.
+fn roof(mib: u16, app: &app::App) -> Result<Option<ReadRoof>> {
     let bytes = usize::from(mib) << 20;
-    if bytes == 0 {
+    if bytes == 0 || Isa::from_name(&app.kernels).is_none() {
         return Ok(None);
     }
     // Twice, because a measurement must not push anything out.
@@ -178,7 +178,7 @@ fn roof(mib: u16, threads: usize) -> Result<Option<ReadRoof>> {
         log::warn!("too little memory is free for the read roof, which takes {}", Bytes(bytes as u64));
         return Ok(None);
     }
-    ReadRoof::new(threads, bytes).map(Some)
+    ReadRoof::new(app.threads, bytes).map(Some)
 }
 
 /// `(threads, bytes a second)` with one thread, and with all: the median of what stood beside the tests.

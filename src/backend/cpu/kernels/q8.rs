@@ -9,9 +9,9 @@
 //! processor's own prefetcher follows.
 //!
 //! Bytes a weight: those of the codec (4.5 bits for Q4_0). Instructions a weight: `instructions.md`, and the heads of
-//! `avx2.rs`, `avx512.rs` and `neon.rs`. With AVX-512 a (tile, group) of 512 weights takes 50 instructions for one row of
-//! Q4_0 and 29 for a row of eight; 16 of them are the dot products: with 512-bit units that take one a cycle, that is the
-//! floor of many rows.
+//! `avx2.rs`, `avx512.rs` and `neon.rs`. With AVX-512 a (tile, group) of 512 weights takes 47 instructions for one row of
+//! Q4_0 and 26 for a row of eight; 12 of them are the dot products, 2 multiply in f32: with 512-bit units that take one a
+//! cycle of all of these, that is the floor of many rows.
 
 use super::Product;
 use super::codecs::{At, Codec8, Mins, PlanePtrs};
