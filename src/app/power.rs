@@ -137,7 +137,7 @@ impl EnergyWatch {
     pub fn share(&self, phase: Phase) -> Share {
         let mut metered = lock(&self.shared);
         metered.read();
-        metered.energy.share(phase)
+        metered.energy.revised(phase)
     }
 
     /// Another phase begins. Its share is told apart from what was before.

@@ -1,12 +1,12 @@
 //! Energy by phase, from meters that lag.
 //!
-//! A rail's meter averages and settles with a time constant of over a second, so what it reads during a short phase is
-//! mostly the phase before. A first-order lag can be undone: the power now is the reading plus the time constant times
-//! the reading's slope. Sums over long times do not change by that; only the share of each phase does. A meter that gives a
-//! number every 430 ms says nothing of shorter phases by itself: what an interval took is divided by what each phase draws,
-//! and that is found by regression over all intervals. Where a GPU counts its own energy, the counter is taken instead, and
-//! nothing needs to be undone.
+//! A rail's meter averages and settles with a time constant of over a second, and gives a number every 430 ms, so what it
+//! reads during a short phase is mostly the phase before. What each phase draws is therefore found by regression: the time
+//! that was spent in each phase is sent through the same lag as the meter's, and the readings are sums of those times and
+//! the phases' powers ([`Draw`]). A phase's energy is its time and its power; the sum of all is kept at the meter's own.
+//! Where a GPU counts its own energy, the counter is taken instead, and no lag needs to be undone.
 
+use super::draw::{Draw, Lagged, METER_US};
 use super::types::{Phase, Sample};
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ impl Method {
     /// What a reader must know about the numbers.
     pub fn text(self) -> &'static str {
         match self {
-            Method::Rails => "module rails (not the wall), first-order lag of 1.3 s undone",
+            Method::Rails => "module rails (not the wall); phases estimated through the meter's lag of 1.3 s",
             Method::Counter => "the GPU's own energy counter (the GPU's board, not the computer)",
             Method::GpuPower => {
                 "the GPU's power as its driver averages it (the GPU's board, not the computer)"
@@ -61,12 +61,29 @@ pub struct Energy {
     /// Time in each phase since the last reading.
     spans_us: [u64; 3],
     last: Option<Reading>,
-    /// What undoing the lag took below zero, to be taken from what comes next, so that the sum stays the meter's.
+    last_read_us: u64,
+    /// Undoing the lag can take a sum below zero: then this is taken from what comes next.
     debt_mj: f64,
-    /// What each phase draws, by regression: how an interval of several is divided.
-    draw: Regression,
+    /// What the meter counted and no phase has yet: a meter that lags tells of a phase when another one is.
+    owed_mj: f64,
+    /// The same told afterwards: what is settled, and the time in each phase and the meter's sum of the last minute, which
+    /// is divided by what is known in the end.
+    settled_mj: [f64; 3],
+    recent_s: [f64; 3],
+    recent_mj: f64,
+    /// Time in each phase, as a lagging meter sees it.
+    lagged: Lagged,
+    /// What each phase draws.
+    draw: Draw,
     highest_mw: f64,
 }
+
+/// Part of what is owed that an interval pays, and the most that this changes what it takes. An interval is half a second;
+/// what is owed for longer than some seconds is an error of the estimate, which all phases share.
+const PAYS: f64 = 0.1;
+const PAYS_MAX: f64 = 0.5;
+/// How long a division may be revised: a short measurement is over before the meter has told of it.
+const REVISED_S: f64 = 60.0;
 
 #[derive(Debug, Clone, Copy)]
 struct Reading {
@@ -83,55 +100,6 @@ impl Reading {
     }
 }
 
-/// Least squares for the power of each phase: intervals' energies are sums of times and powers. Old intervals fade, and
-/// a phase of which little is known is taken to draw the mean.
-#[derive(Debug, Clone, Default)]
-struct Regression {
-    times: [[f64; 3]; 3],
-    energies: [f64; 3],
-}
-
-/// What an interval's weight is multiplied with at each later one: half after 70, some 30 s.
-const FADE: f64 = 0.99;
-/// Weight of the mean, in s²: as one interval of a third of a second.
-const MEAN_WEIGHT: f64 = 0.1;
-
-impl Regression {
-    fn add(&mut self, seconds: [f64; 3], energy_mj: f64) {
-        for i in 0..3 {
-            for j in 0..3 {
-                self.times[i][j] = self.times[i][j] * FADE + seconds[i] * seconds[j];
-            }
-            self.energies[i] = self.energies[i] * FADE + seconds[i] * energy_mj;
-        }
-    }
-
-    /// Power of each phase in mW, given the mean of all.
-    fn powers(&self, mean_mw: f64) -> [f64; 3] {
-        let (mut a, mut b) = (self.times, self.energies);
-        for i in 0..3 {
-            a[i][i] += MEAN_WEIGHT;
-            b[i] += MEAN_WEIGHT * mean_mw;
-        }
-        // Elimination without pivots: the matrix is symmetric and positive definite.
-        for i in 0..3 {
-            for row in i + 1..3 {
-                let f = a[row][i] / a[i][i];
-                let above = a[i];
-                a[row].iter_mut().zip(above).skip(i).for_each(|(x, y)| *x -= f * y);
-                b[row] -= f * b[i];
-            }
-        }
-        for i in (0..3).rev() {
-            for col in i + 1..3 {
-                b[i] -= a[i][col] * b[col];
-            }
-            b[i] /= a[i][i];
-        }
-        b
-    }
-}
-
 impl Energy {
     /// Nothing yet; `phase` begins at `at_us`.
     pub fn new(method: Method, phase: Phase, at_us: u64) -> Energy {
@@ -142,8 +110,14 @@ impl Energy {
             phase_since_us: at_us,
             spans_us: [0; 3],
             last: None,
+            last_read_us: at_us,
             debt_mj: 0.0,
-            draw: Regression::default(),
+            owed_mj: 0.0,
+            settled_mj: [0.0; 3],
+            recent_s: [0.0; 3],
+            recent_mj: 0.0,
+            lagged: Lagged::new(phase, at_us),
+            draw: Draw::default(),
             highest_mw: 0.0,
         }
     }
@@ -158,6 +132,9 @@ impl Energy {
         // News that comes after a later reading: what was settled by that stays.
         let at_us = at_us.max(self.phase_since_us);
         self.spans_us[self.phase.index()] += at_us - self.phase_since_us;
+        if phase != self.phase {
+            self.lagged.change(phase, at_us);
+        }
         (self.phase, self.phase_since_us) = (phase, at_us);
     }
 
@@ -172,6 +149,7 @@ impl Energy {
             return;
         };
         let reading = Reading { at_us: now, mw, counter_mj };
+        let unread_us = now.saturating_sub(std::mem::replace(&mut self.last_read_us, now));
         if self.last.is_some_and(|last| last.says_the_same(&reading)) {
             return;
         }
@@ -181,6 +159,14 @@ impl Energy {
             return;
         };
         let energy_mj = self.interval(before, reading);
+        let (seconds, all) = (spans.map(|us| us as f64 / 1e6), (now - before.at_us) as f64 / 1e6);
+        if self.method == Method::Rails {
+            // The number is as old as the meter's last, or as ours: somewhere in between.
+            let seen = self.lagged.at(now.saturating_sub(unread_us.min(METER_US) / 2));
+            self.draw.add(seen, mw, 1.0);
+        } else {
+            self.draw.add(seconds.map(|s| s / all), energy_mj / all, all);
+        }
         self.divide(energy_mj, spans);
     }
 
@@ -203,24 +189,77 @@ impl Energy {
         undone.max(0.0)
     }
 
-    /// Gives an interval's energy to the phases that were in it: by their time, weighed with what each is known to draw.
+    /// Gives an interval's energy to the phases that were in it, by their time and what each draws.
     fn divide(&mut self, energy_mj: f64, spans: [u64; 3]) {
         let total_us: u64 = spans.iter().sum();
         if total_us == 0 {
             return;
         }
-        let seconds = spans.map(|us| us as f64 / 1e6);
-        self.draw.add(seconds, energy_mj);
-        let all = self.total();
-        let mean_mw = (all.energy_mj + energy_mj) / ((all.time_us + total_us) as f64 / 1e6);
-        // Noise can make a regression say less than nothing.
-        let powers = self.draw.powers(mean_mw).map(|p| p.max(mean_mw / 20.0).max(1.0));
-        let weights: [f64; 3] = std::array::from_fn(|i| seconds[i] * powers[i]);
+        let powers = self.powers(energy_mj, total_us);
+        let weights: [f64; 3] = std::array::from_fn(|i| spans[i] as f64 / 1e6 * powers[i]);
         let sum: f64 = weights.iter().sum();
+        let paid = match self.method {
+            Method::Rails => {
+                self.owed_mj += energy_mj - sum;
+                (self.owed_mj * PAYS).clamp(-PAYS_MAX * sum, PAYS_MAX * sum)
+            }
+            // What was counted was counted in this interval.
+            Method::Counter | Method::GpuPower => energy_mj - sum,
+        };
+        if self.method == Method::Rails {
+            self.owed_mj -= paid;
+        }
         for i in 0..3 {
-            self.shares[i].energy_mj += energy_mj * weights[i] / sum;
+            self.shares[i].energy_mj += weights[i] * (1.0 + paid / sum);
             self.shares[i].time_us += spans[i];
         }
+        self.settle(energy_mj, spans);
+    }
+
+    /// What each phase draws, given an interval more than is counted yet.
+    fn powers(&self, more_mj: f64, more_us: u64) -> [f64; 3] {
+        let all = self.total();
+        let mean_mw = (all.energy_mj + more_mj) / ((all.time_us + more_us) as f64 / 1e6).max(1e-6);
+        // Noise can make a regression say less than nothing.
+        self.draw.powers(mean_mw).map(|p| p.max(mean_mw / 20.0).max(1.0))
+    }
+
+    /// Takes an interval to what is recent, and settles a part of that.
+    fn settle(&mut self, energy_mj: f64, spans: [u64; 3]) {
+        self.recent_mj += energy_mj;
+        (0..3).for_each(|i| self.recent_s[i] += spans[i] as f64 / 1e6);
+        let keep = (-(spans.iter().sum::<u64>() as f64 / 1e6) / REVISED_S).exp();
+        let recent = self.recent();
+        for i in 0..3 {
+            self.settled_mj[i] += recent[i] * (1.0 - keep);
+            self.recent_s[i] *= keep;
+        }
+        self.recent_mj *= keep;
+    }
+
+    /// The meter's sum of the last minute, divided by what is known now.
+    fn recent(&self) -> [f64; 3] {
+        let powers = self.powers(0.0, 0);
+        let weights: [f64; 3] = std::array::from_fn(|i| self.recent_s[i] * powers[i]);
+        let sum: f64 = weights.iter().sum();
+        weights.map(|w| if sum > 0.0 { w / sum * self.recent_mj } else { 0.0 })
+    }
+
+    /// What a phase took so far, as it is known now: the last minute's division is revised as the meter goes on, so that
+    /// this may fall. For a measurement that is looked at when it is over; a counter is [`Energy::share`].
+    pub fn revised(&self, phase: Phase) -> Share {
+        let i = phase.index();
+        let share = self.shares[i];
+        match self.method {
+            Method::Rails => Share { energy_mj: self.settled_mj[i] + self.recent()[i], ..share },
+            Method::Counter | Method::GpuPower => share,
+        }
+    }
+
+    /// One standard error of what a phase is said to draw, as a share of it; none where a counter tells, or where too
+    /// little is known.
+    pub fn uncertainty(&self, phase: Phase) -> Option<f64> {
+        (self.method == Method::Rails).then(|| self.draw.uncertainty(phase))?
     }
 
     /// What a phase took so far, up to the last reading.
@@ -241,9 +280,10 @@ impl Energy {
         Some(std::array::from_fn(|i| self.shares[i].energy_mj + spans_us[i] as f64 / 1e6 * powers[i]))
     }
 
-    /// All phases together.
+    /// All phases together: the meter's own sum.
     pub fn total(&self) -> Share {
-        self.shares.iter().fold(Share::default(), |sum, s| Share {
+        let owed = Share { energy_mj: self.owed_mj, time_us: 0 };
+        self.shares.iter().fold(owed, |sum, s| Share {
             energy_mj: sum.energy_mj + s.energy_mj,
             time_us: sum.time_us + s.time_us,
         })

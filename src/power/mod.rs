@@ -11,6 +11,7 @@ pub mod board;
 mod built_in;
 pub mod clocks;
 pub mod cores;
+mod draw;
 pub mod energy;
 pub mod find;
 pub mod governor;

@@ -62,6 +62,9 @@ pub struct PhaseEnergy {
     pub energy_mj: u64,
     /// Time in the phase.
     pub time_us: u64,
+    /// One standard error of the energy, in thousandths of it, where it is estimated through a meter's lag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_permille: Option<u32>,
 }
 
 /// Counts of the engine, from which rates are taken by whoever sees two of them.
@@ -92,7 +95,7 @@ fn a_status_survives_json_and_other_versions() {
         board: "b".into(),
         phase: Some(Phase::Decode),
         cores_permille: vec![Some(3), None],
-        energy: vec![PhaseEnergy { phase: Phase::Idle, energy_mj: 5, time_us: 7 }],
+        energy: vec![PhaseEnergy { phase: Phase::Idle, energy_mj: 5, time_us: 7, error_permille: Some(20) }],
         served: Some(Served { model: Some("m".into()), ..Served::default() }),
         ..Status::default()
     };

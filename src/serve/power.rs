@@ -49,6 +49,8 @@ pub struct Spent {
     pub prefill_mj: f64,
     /// While nothing but generating went on, in mJ.
     pub decode_mj: f64,
+    /// One standard error of each, as a share of it, where they are estimated: the meter lags behind the phases.
+    pub errors: Option<[f64; 2]>,
     /// How it is measured.
     pub method: &'static str,
 }
@@ -60,6 +62,8 @@ pub struct Energy {
     pub prefill_mj: f64,
     /// Generating, in mJ.
     pub decode_mj: f64,
+    /// As [`Spent::errors`].
+    pub errors: Option<[f64; 2]>,
     /// How it was measured.
     pub method: &'static str,
 }
@@ -97,6 +101,7 @@ impl Bill {
             prefill_mj: (now.prefill_mj - self.spent.prefill_mj).max(0.0) * part(usage.read, self.read, read),
             decode_mj: (now.decode_mj - self.spent.decode_mj).max(0.0)
                 * part(usage.generated, self.generated, generated),
+            errors: now.errors,
             method: now.method,
         }
     }
@@ -108,10 +113,14 @@ impl Energy {
         let tenth = |x: f64| (x * 10.0).round() / 10.0;
         let all_mj = self.prefill_mj + self.decode_mj;
         let a_token = (generated > 0).then(|| tenth(self.decode_mj / generated as f64));
+        let errors = self.errors.map(|[prefill, decode]| {
+            json!({ "prefill": tenth(self.prefill_mj * prefill), "decode": tenth(self.decode_mj * decode) })
+        });
         json!({
             "energy_mj": {
                 "prefill": tenth(self.prefill_mj), "decode": tenth(self.decode_mj), "total": tenth(all_mj),
             },
+            "standard_error_mj": errors,
             "decode_mj_per_token": a_token,
             "method": self.method,
         })
@@ -154,7 +163,7 @@ pub async fn switch(server: &Server, body: Value) -> Answered<Response<Body>> {
 
 #[test]
 fn a_request_pays_for_its_share_of_each_phase() {
-    let at = |prefill_mj, decode_mj| Spent { prefill_mj, decode_mj, method: "m" };
+    let at = |prefill_mj, decode_mj| Spent { prefill_mj, decode_mj, errors: Some([0.05, 0.01]), method: "m" };
     let bill = Bill { spent: at(1000.0, 2000.0), read: 100, generated: 50 };
     let usage = Usage { read: 60, generated: 10, ..Usage::default() };
     // Of 120 tokens that were read meanwhile, 60; of 40 that were generated, 10.
@@ -162,6 +171,8 @@ fn a_request_pays_for_its_share_of_each_phase() {
     assert_eq!((e.prefill_mj, e.decode_mj), (1000.0, 2000.0));
     assert_eq!(e.shown(10)["decode_mj_per_token"], 200.0);
     assert_eq!(e.shown(0)["decode_mj_per_token"], Value::Null);
+    assert_eq!(e.shown(10)["standard_error_mj"], json!({ "prefill": 50.0, "decode": 20.0 }));
+    assert_eq!(Energy { errors: None, ..e }.shown(10)["standard_error_mj"], Value::Null);
     // Its own tokens are not counted yet; meters that were read out of order give nothing, and nothing negative.
     assert_eq!(bill.share(&at(1500.0, 2000.0), (100, 50), &usage).prefill_mj, 500.0);
     assert_eq!(bill.share(&at(0.0, 0.0), (220, 90), &usage).decode_mj, 0.0);

@@ -196,7 +196,13 @@ impl Told {
         if let Some(energy) = lock(&self.energy).as_ref() {
             let one = |phase: Phase| {
                 let share = energy.share(phase);
-                PhaseEnergy { phase, energy_mj: share.energy_mj as u64, time_us: share.time_us }
+                let error_permille = energy.uncertainty(phase).map(|e| (e * 1e3).round() as u32);
+                PhaseEnergy {
+                    phase,
+                    energy_mj: share.energy_mj as u64,
+                    time_us: share.time_us,
+                    error_permille,
+                }
             };
             status.energy = Phase::ALL.map(one).to_vec();
             status.energy_method = Some(word(energy.method()).to_owned());
@@ -276,7 +282,8 @@ impl Power for Told {
         let energy = lock(&self.energy);
         let energy = energy.as_ref()?;
         let [prefill_mj, decode_mj, _] = energy.so_far_mj(self.nodes.now_us())?;
-        Some(Spent { prefill_mj, decode_mj, method: word(energy.method()) })
+        let errors = energy.uncertainty(Phase::Prefill).zip(energy.uncertainty(Phase::Decode));
+        Some(Spent { prefill_mj, decode_mj, errors: errors.map(Into::into), method: word(energy.method()) })
     }
 
     fn watch(&self, fatal: Fatal) {
@@ -370,7 +377,7 @@ fn every_row_is_of_the_table_and_names_stand_together() {
             ..Sample::default()
         },
         profile: Some("p".into()),
-        energy: vec![PhaseEnergy { phase: Phase::Idle, energy_mj: 1, time_us: 2 }],
+        energy: vec![PhaseEnergy { phase: Phase::Idle, energy_mj: 1, time_us: 2, error_permille: None }],
         ..Status::default()
     };
     let rows = gauges(&status, 7);

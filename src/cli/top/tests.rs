@@ -68,7 +68,7 @@ fn sample(n: u64) -> Sample {
 
 /// The whole board.
 fn nano(n: u64) -> Status {
-    let energy = |phase, energy_mj, time_us| PhaseEnergy { phase, energy_mj, time_us };
+    let energy = |phase, energy_mj, time_us| PhaseEnergy { phase, energy_mj, time_us, error_permille: None };
     Status {
         board: "Jetson Orin Nano 8GB Super (p3767-0005), Jetson Linux R36.4.7".into(),
         mode: Some("MAXN_SUPER".into()),
