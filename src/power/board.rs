@@ -1,6 +1,6 @@
 //! Which board this is, by the device tree's `compatible`: the only name that carrier vendors leave alone.
 
-use super::nodes::{Nodes, text};
+use super::nodes::{Nodes, name, text};
 use super::types::{Board, BoardKind, JetPack, L4t};
 use crate::units::{Error, Result};
 
@@ -50,7 +50,7 @@ impl Board {
             kind,
             is_super: kind.is_orin() && parts().any(|p| p.ends_with("-super")),
             module: known.map(|(number, _)| number),
-            model: text(nodes, MODEL).filter(|m| !m.is_empty()),
+            model: name(nodes, MODEL).filter(|m| !m.is_empty()),
             jetpack: l4t.as_ref().map_or(JetPack::Other, L4t::jetpack),
             l4t,
             simulation: None,

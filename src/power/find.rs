@@ -1,7 +1,7 @@
 //! Where a board's sensors and knobs are: found by type, name and label, never by index, because the numbers of hwmon
 //! folders, thermal zones and devfreq devices change between releases and from one start to the next.
 
-use super::nodes::{Nodes, number, text};
+use super::nodes::{Nodes, name, number, text};
 use super::types::BoardKind;
 
 /// Entries of one class folder that are looked at. Boards have under 40 of any.
@@ -126,6 +126,8 @@ impl Found {
 
 fn entries(nodes: &dyn Nodes, folder: &str) -> Vec<String> {
     let mut names = nodes.list(folder).unwrap_or_default();
+    // thermal_zone9 before thermal_zone10: the first ones are the board's own.
+    names.sort_by(|a, b| a.len().cmp(&b.len()).then_with(|| a.cmp(b)));
     names.truncate(ENTRIES_MAX);
     names
 }
@@ -156,10 +158,14 @@ fn hwmon(nodes: &dyn Nodes, found: &mut Found) {
         match text(nodes, &file("name")).as_deref() {
             Some("ina3221") => {
                 for n in 1..=CHANNELS_MAX {
-                    let Some(label) = text(nodes, &file(&format!("in{n}_label"))) else { continue };
+                    let Some(mut label) = name(nodes, &file(&format!("in{n}_label"))) else { continue };
                     // Channels without a wire, and the meter's sum of shunt voltages, are no rails.
                     if label.is_empty() || label == "NC" || label.contains("sum of shunt") {
                         continue;
+                    }
+                    // A carrier's own meter may name its rails as the module does.
+                    if found.rails.iter().any(|r| r.label == label) {
+                        label += &format!(" ({entry})");
                     }
                     let meter = Meter::VoltsAmps {
                         volts: file(&format!("in{n}_input")),
@@ -190,7 +196,7 @@ fn hwmon(nodes: &dyn Nodes, found: &mut Found) {
 fn thermal(nodes: &dyn Nodes, found: &mut Found) {
     for entry in entries(nodes, THERMAL) {
         let folder = format!("{THERMAL}/{entry}");
-        let Some(kind) = text(nodes, &format!("{folder}/type")) else { continue };
+        let Some(kind) = name(nodes, &format!("{folder}/type")) else { continue };
         if entry.starts_with("thermal_zone") {
             found.zones.push((kind.to_lowercase(), format!("{folder}/temp")));
         } else if entry.starts_with("cooling_device") {

@@ -35,6 +35,15 @@ pub fn text(nodes: &dyn Nodes, path: &str) -> Option<String> {
     nodes.read(path).ok().map(|t| t.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
 }
 
+/// Characters of a sensor's or board's name. A board's model has 70, the rest at most 20.
+const NAME_CHARS_MAX: usize = 128;
+
+/// A node's text as a name to show: whatever wrote it, a terminal is not steered by it.
+pub fn name(nodes: &dyn Nodes, path: &str) -> Option<String> {
+    let shown = |c: &char| !c.is_control();
+    text(nodes, path).map(|t| t.chars().filter(shown).take(NAME_CHARS_MAX).collect())
+}
+
 /// A node's number, or nothing where it is absent or says something else.
 pub fn number<T: std::str::FromStr>(nodes: &dyn Nodes, path: &str) -> Option<T> {
     text(nodes, path)?.parse().ok()

@@ -11,6 +11,11 @@ use std::sync::Arc;
 /// the GPU's clock can appear after our service started).
 const LOOK_AGAIN_US: u64 = 5_000_000;
 
+/// The fastest memory clock of any board is under this.
+const CLOCK_HZ_MAX: u64 = 10_000_000_000;
+/// The GPU's clock among the faults.
+pub const GPU_CLOCK: &str = "gpu clock";
+
 /// What a zone whose block is off reads, where it does not answer EAGAIN.
 const RESTING_MC: i64 = -256_000;
 
@@ -157,17 +162,25 @@ impl Sensors {
         }
     }
 
-    fn clocks(&self, sample: &mut Sample) {
-        let nodes = self.nodes.as_ref();
+    fn clocks(&mut self, sample: &mut Sample) {
+        let nodes = self.nodes.clone();
+        let nodes = nodes.as_ref();
         if let Some(gpu) = &self.found.gpu {
             let hz = |file: &str| number(nodes, &format!("{gpu}/{file}"));
-            (sample.gpu_hz, sample.gpu_min_hz, sample.gpu_max_hz) =
-                (hz("cur_freq"), hz("min_freq"), hz("max_freq"));
+            let all: [Option<u64>; 3] = ["cur_freq", "min_freq", "max_freq"].map(hz);
+            match all.iter().flatten().all(|hz| *hz <= CLOCK_HZ_MAX) {
+                true => [sample.gpu_hz, sample.gpu_min_hz, sample.gpu_max_hz] = all,
+                false => self.sanity.fault(GPU_CLOCK, Fault::Absurd),
+            }
         }
         let load = self.found.gpu_load.as_ref().and_then(|p| number::<u16>(nodes, p));
         sample.gpu_load_permille = load.filter(|l| *l <= 1000);
         if self.found.emc {
-            sample.emc_hz = number(nodes, &format!("{EMC}/rate"));
+            let hz = number(nodes, &format!("{EMC}/rate"));
+            sample.emc_hz = hz.filter(|hz| *hz <= CLOCK_HZ_MAX);
+            if hz != sample.emc_hz {
+                self.sanity.fault("memory clock", Fault::Absurd);
+            }
             let locked = number::<u8>(nodes, &format!("{EMC}/mrq_rate_locked"));
             sample.emc_locked = locked.map(|l| l != 0);
         }

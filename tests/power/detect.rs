@@ -220,3 +220,45 @@ fn without_the_right_to_debugfs_the_rest_is_read() {
     let sample = Sensors::open(nodes, &board).sample();
     assert_eq!((sample.emc_hz, sample.emc_locked, sample.total_mw), (None, None, Some(15_270)));
 }
+
+/// Names come from whoever wrote the device tree; numbers from whatever the hardware says.
+#[test]
+fn strange_names_and_numbers_are_told_as_such() {
+    let dir = tempfile::tempdir().unwrap();
+    build(dir.path(), spec("nano-8-super"), Release::Six);
+    let sample = || {
+        let nodes = Arc::new(Files::new(dir.path()));
+        let board = Board::detect(nodes.as_ref());
+        let mut sensors = Sensors::open(nodes, &board);
+        (board, sensors.sample())
+    };
+    let before = sample().1;
+    put(dir.path(), "/proc/device-tree/model", "A \u{1b}[2Jboard\u{7}\0");
+    // A second meter on the carrier, which names its input as the module's does.
+    let carrier = "/sys/class/hwmon/hwmon90";
+    put(dir.path(), &format!("{carrier}/name"), "ina3221");
+    for (n, label, ma) in [(1, "VDD_IN", "100"), (2, "\u{1b}[31mRED", "-3"), (3, &"x".repeat(3_000), "1")] {
+        put(dir.path(), &format!("{carrier}/in{n}_label"), label);
+        put(dir.path(), &format!("{carrier}/in{n}_input"), "5000");
+        put(dir.path(), &format!("{carrier}/curr{n}_input"), ma);
+    }
+    // More zones than any board has, before and after its own.
+    for n in 0..1_500 {
+        put(dir.path(), &format!("/sys/class/thermal/thermal_zone{}/type", 1_000 + n), "z-thermal");
+    }
+    let (board, now) = sample();
+    assert_eq!(board.model.as_deref(), Some("A [2Jboard"));
+    assert_eq!((now.total_mw, &now.zones), (before.total_mw, &before.zones));
+    let labels: Vec<&str> = now.rails[before.rails.len()..].iter().map(|r| r.label.as_str()).collect();
+    assert_eq!(labels, ["VDD_IN (hwmon90)", &"x".repeat(128)]);
+    let red = now.faults.iter().find(|f| f.sensor == "[31mRED").unwrap();
+    assert_eq!(red.fault, Fault::Absurd, "no rail feeds power back");
+    // Clocks past any board's are no clocks.
+    put(dir.path(), &format!("{}/max_freq", gpu_folder(Release::Six)), "18446744073709551615");
+    put(dir.path(), &format!("{EMC}/rate"), "99999999999");
+    let now = sample().1;
+    assert_eq!((now.gpu_hz, now.gpu_max_hz, now.emc_hz), (None, None, None));
+    for clock in ["gpu clock", "memory clock"] {
+        assert!(now.faults.iter().any(|f| f.sensor == clock && f.fault == Fault::Absurd), "{clock}");
+    }
+}

@@ -3,8 +3,8 @@
 use super::Item;
 use crate::app::power::Site;
 use crate::power::modes::{NVPMODEL_CONF, Table, current_mode};
-use crate::power::sensors::Sensors;
-use crate::power::types::{BoardKind, JetPack, Sample};
+use crate::power::sensors::{GPU_CLOCK, Sensors};
+use crate::power::types::{BoardKind, JetPack, Sample, SensorFault};
 
 /// Under this much memory no model of use fits.
 const MEMORY_BYTES_MIN: u64 = 3 << 30;
@@ -24,7 +24,7 @@ pub fn items(site: &Site) -> Vec<Item> {
     }
     items.extend([
         rails(&sensors, &sample, is_jetson),
-        zones(&sample, is_jetson),
+        zones(&sensors, &sample, is_jetson),
         throttle(&sample, is_jetson),
     ]);
     items.push(memory(&sample));
@@ -101,6 +101,9 @@ fn gpu_clock(s: &Sample) -> Item {
     const WHY: &str = "decode follows it up to the board's knee, prefill all the way";
     let mhz = |hz: Option<u64>| hz.map_or("?".to_owned(), |hz| format!("{:.0}", hz as f64 / 1e6));
     let found = format!("{} MHz, {} to {}", mhz(s.gpu_hz), mhz(s.gpu_min_hz), mhz(s.gpu_max_hz));
+    if s.faults.iter().any(|f| f.sensor == GPU_CLOCK) {
+        return Item::warn("gpu clock", "reads what no board can be", WHY, "see dmesg about the GPU");
+    }
     if s.gpu_hz.is_none() {
         let todo =
             "wait, if the board has just started: the driver can come late; else see dmesg about the GPU";
@@ -138,10 +141,12 @@ fn rails(sensors: &Sensors, s: &Sample, is_jetson: bool) -> Item {
         Some(mw) => {
             let of = sensors.total_of().join(" + ");
             let of = if of.is_empty() { "NVML".to_owned() } else { of };
-            Item::ok("rails", format!("{:.2} W ({of}), {} rails", f64::from(mw) / 1e3, s.rails.len()), WHY)
+            let found = format!("{:.2} W ({of}), {} rails", f64::from(mw) / 1e3, s.rails.len());
+            Item::ok("rails", found + &left_out(s, |f| is_rail(sensors, f)), WHY)
         }
         None if is_jetson => {
-            let found = format!("no total: {} rails found", sensors.found().rails.len());
+            let found = format!("no total: {} rails found", sensors.found().rails.len())
+                + &left_out(s, |f| is_rail(sensors, f));
             Item::warn(
                 "rails",
                 found,
@@ -153,15 +158,24 @@ fn rails(sensors: &Sensors, s: &Sample, is_jetson: bool) -> Item {
     }
 }
 
-fn zones(s: &Sample, is_jetson: bool) -> Item {
+fn is_rail(sensors: &Sensors, f: &SensorFault) -> bool {
+    sensors.found().rails.iter().any(|r| r.label == f.sensor)
+}
+
+/// Sensors that are not believed, by name.
+fn left_out(s: &Sample, which: impl Fn(&SensorFault) -> bool) -> String {
+    let faults = s.faults.iter().filter(|f| which(f));
+    let named: Vec<String> =
+        faults.map(|f| format!("{} {}", f.sensor, format!("{:?}", f.fault).to_lowercase())).collect();
+    if named.is_empty() { String::new() } else { format!("; left out: {}", named.join(", ")) }
+}
+
+fn zones(sensors: &Sensors, s: &Sample, is_jetson: bool) -> Item {
     const WHY: &str = "the thermal policy steps in at 85 °C, 14 °C before the kernel does";
-    let faults: Vec<String> =
-        s.faults.iter().map(|f| format!("{} {:?}", f.sensor, f.fault).to_lowercase()).collect();
     match s.hottest() {
         // A block that is off answers nonsense on some releases; that is normal and named.
         Some(z) => {
-            let named =
-                if faults.is_empty() { String::new() } else { format!("; left out: {}", faults.join(", ")) };
+            let named = left_out(s, |f| !is_rail(sensors, f) && !f.sensor.ends_with(" clock"));
             Item::ok(
                 "zones",
                 format!(
