@@ -230,10 +230,10 @@ impl Energy {
         (0..3).for_each(|i| self.recent_s[i] += spans[i] as f64 / 1e6);
         let keep = (-(spans.iter().sum::<u64>() as f64 / 1e6) / REVISED_S).exp();
         let recent = self.recent();
-        for i in 0..3 {
-            self.settled_mj[i] += recent[i] * (1.0 - keep);
-            self.recent_s[i] *= keep;
+        for (settled, recent) in self.settled_mj.iter_mut().zip(recent) {
+            *settled += recent * (1.0 - keep);
         }
+        self.recent_s.iter_mut().for_each(|s| *s *= keep);
         self.recent_mj *= keep;
     }
 
