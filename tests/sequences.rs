@@ -191,7 +191,7 @@ fn a_full_context_moves_on_if_asked() {
     let mut sliding = request(&p, 200, Class::Interactive);
     sliding.slide = Some(4);
     let refused = app.engine.open(sliding, None).map(|_| ()).unwrap_err().to_string();
-    assert!(refused.contains("slide"), "{refused}");
+    assert!(refused.contains("context_shift"), "{refused}");
 }
 
 #[test]

@@ -35,9 +35,21 @@ struct Names {
 }
 
 impl Names {
+    /// Aliases of what is not there are left out, with a word in the log: settings that name a disk that is not mounted yet
+    /// are no reason not to serve the rest, and a reload takes them.
     fn of(config: &Config) -> Names {
         let folder = config.text("serve.models");
-        Names { folder: (!folder.is_empty()).then(|| folder.into()), aliases: config.aliases.clone() }
+        let folder = (!folder.is_empty()).then(|| folder.into());
+        let mut names = Names { folder, aliases: config.aliases.clone() };
+        let (there, missing) = std::mem::take(&mut names.aliases)
+            .into_iter()
+            .partition(|(_, target)| names.target(target).exists());
+        names.aliases = there;
+        let missing: Vec<(String, String)> = missing;
+        for (name, target) in missing {
+            log::warn!("alias {name}: no such file or model: {target}");
+        }
+        names
     }
 
     /// The file or folder behind an alias: a path, or a name in the model folder.
@@ -279,7 +291,7 @@ mod tests {
         for name in ["a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "notes.txt"] {
             std::fs::write(folder.join(name), "x").unwrap();
         }
-        let text = format!("[serve]\nmodels = {:?}\n[aliases]\nsmall = \"a\"\n", folder);
+        let text = format!("[serve]\nmodels = {:?}\n[aliases]\nsmall = \"a\"\ngone = \"b\"\n", folder);
         let shelf = Arc::new(Shelf::new(
             Options::new(""),
             Some(folder.join("a.gguf")),

@@ -16,7 +16,8 @@ impl Engine {
         check_prompt(&request.prompt, self.hyper.vocab, self.context_tokens)?;
         if request.slide.is_some() && matches!(self.hyper.attn, AttnHyper::Mla { .. }) {
             let found = format!("latent attention ({})", self.hyper.arch);
-            return Err(Error::bad("request", "slide", "a model with grouped-query attention", found));
+            let expected = "a model with grouped-query attention: latents cannot be moved";
+            return Err(Error::bad("request", "context_shift", expected, found));
         }
         let id = self.next_id;
         self.next_id += 1;

@@ -206,7 +206,10 @@ impl std::fmt::Debug for Grammar {
 }
 
 fn failed(e: impl std::fmt::Display) -> Error {
-    Error::bad("request", "grammar", "one that can be followed", e)
+    let said = e.to_string();
+    // The library's word for a state that no token leads on from: a rule that only refers to itself.
+    let found = if said.contains("NoExtensionBias") { "one that no text satisfies".into() } else { said };
+    Error::bad("request", "grammar", "one that can be followed", found)
 }
 
 impl Constraint for Grammar {

@@ -365,6 +365,7 @@ impl<'a> Reader<'a> {
 
     /// `m}`, `m,}`, `,n}` or `m,n}`.
     fn bounds(&mut self) -> Result<(usize, Option<usize>), Wrong> {
+        let from = self.at;
         let low = self.number();
         let high = if self.eat(",") { self.number() } else { low };
         // More than this many copies of a part make no grammar that a token can be chosen by.
@@ -372,7 +373,10 @@ impl<'a> Reader<'a> {
         let fits = low.unwrap_or(0) <= high.unwrap_or(TIMES_MAX)
             && high.unwrap_or(0).max(low.unwrap_or(0)) <= TIMES_MAX;
         if !self.eat("}") || (low.is_none() && high.is_none()) || !fits {
-            return self.wrong("bounds such as {2} or {0,3}, up to 10000");
+            let found = self.text[from..].chars().take_while(|c| !"}\n".contains(*c)).take(16);
+            let found = format!("{{{}", found.collect::<String>());
+            let line = 1 + self.text[..from].matches('\n').count();
+            return Err(Wrong { line, expected: "bounds such as {2} or {0,3}, up to 10000", found });
         }
         Ok((low.unwrap_or(0), high))
     }

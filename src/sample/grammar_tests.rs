@@ -126,9 +126,20 @@ fn bad_grammars_are_refused_by_name() {
     assert!(say(Form::Gbnf("root ::= x\n".into())).contains("x, which no rule defines"));
     assert!(say(Form::Gbnf("root ::= \"x\"\nroot2 ::= [".into())).contains("grammar line 2"));
     assert!(say(Form::Gbnf(format!("root ::= {}", "(".repeat(5000)))).contains("nested"));
+    for bounds in ["{20000", "{3,2", "{", "{x"] {
+        let said = say(Form::Gbnf(format!("root ::= \"a\"{bounds}}}")));
+        assert!(said.contains(&format!("up to 10000, found {bounds}")), "{said}");
+    }
     assert!(say(Form::Lark(format!("start: {}", "(\n".repeat(5000)))).contains("nested"));
     assert!(say(Form::Lark("start: nothing".into())).starts_with("request: grammar"));
     assert!(say(Form::JsonSchema(json!(3))).contains("a JSON schema"));
     assert!(say(Form::JsonSchema(json!({"type": "no such"}))).starts_with("request: grammar"));
     assert!(say(Form::Lark("x".repeat(GRAMMAR_BYTES_MAX + 1))).contains("at most"));
+}
+
+#[test]
+fn a_rule_that_only_refers_to_itself_is_refused_in_words() {
+    let mut c = grammars().compile(&Form::Gbnf("root ::= root \"a\"".into()), "grammar").unwrap();
+    let said = c.mask(&mut vec![0.0; tokenizer().vocab_size()]).unwrap_err().to_string();
+    assert!(said.contains("one that no text satisfies"), "{said}");
 }

@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 /// Why an answer ended, in OpenAI's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// An end token, a stop string, or a complete form.
+    /// An end token, or a complete form.
     Stop,
+    /// A text of `stop`.
+    StopText,
     /// As many tokens as were asked for, or as the context holds.
     Length,
     /// It calls tools.
@@ -26,7 +28,7 @@ impl Finish {
     /// The word in a response. OpenAI has none for a deadline.
     pub fn word(self) -> &'static str {
         match self {
-            Finish::Stop => "stop",
+            Finish::Stop | Finish::StopText => "stop",
             Finish::Length => "length",
             Finish::ToolCalls => "tool_calls",
             Finish::Deadline => "deadline",
@@ -188,7 +190,7 @@ impl Answer {
         }
         match why {
             _ if self.called => Finish::ToolCalls,
-            _ if self.stopped => Finish::Stop,
+            _ if self.stopped => Finish::StopText,
             Done::End(_) | Done::Complete | Done::Stopped => Finish::Stop,
             Done::Length | Done::Context => Finish::Length,
             Done::Deadline => Finish::Deadline,

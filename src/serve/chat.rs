@@ -8,6 +8,7 @@ use super::generate::{Pieces, Render, Running, Usage};
 use super::messages::{self, Choice, Tool};
 use super::models::Lease;
 use super::options::{IGNORED, Options, TOP_LOGPROBS_MAX};
+use super::prompts::{prompt_ids, tokenizing};
 use super::{Context, Server};
 use crate::sample::Form;
 use crate::text::{ToolFormat, ToolPiece};
@@ -45,11 +46,12 @@ impl Request {
         let tools = messages::tools(&f)?;
         let choice = messages::tool_choice(&f, &tools)?;
         f.flag("parallel_tool_calls")?;
-        let mut extra = match f.get("chat_template_kwargs") {
-            None => Map::new(),
-            Some(Value::Object(map)) => map.clone(),
-            Some(v) => return Err(Fail::field("chat_template_kwargs", "an object", super::fields::found(v))),
-        };
+        let mut extra = f.map("chat_template_kwargs")?;
+        let speaks = f.array("modalities")?.and_then(|all| all.iter().find(|m| *m != "text"));
+        if let Some(other) = speaks {
+            let found = super::fields::found(other);
+            return Err(Fail::field("modalities", "[\"text\"]: the model writes text", found));
+        }
         if let Some(effort) =
             f.word("reasoning_effort", &["none", "minimal", "low", "medium", "high", "xhigh"])?
         {
@@ -114,7 +116,7 @@ impl Request {
             let grammar = messages::call_grammar(format, &chosen);
             self.options.form = Some((Form::JsonInLark(grammar), "tools"));
         }
-        let ids = lease.tokenizer.encode(&text, true, !prompt.from_template)?;
+        let ids = prompt_ids(&lease, &text, true, !prompt.from_template)?;
         Running::start(lease, vec![ids], &self.options, &reading, &context.client, context.deadline)
     }
 }
@@ -127,7 +129,7 @@ pub async fn complete(server: Arc<Server>, context: Context, body: Value) -> Ans
     let logprobs = request.options.params.logprobs.is_some();
     let n = request.options.n;
     let head = Head::new("chatcmpl", &lease.name);
-    let running = super::blocking(move || request.start(lease, &context)).await?;
+    let running = tokenizing(context.body_bytes, move || request.start(lease, &context)).await?;
     if stream {
         let chunks = Chunks { head, n, include_usage, logprobs };
         return Ok(streamed("text/event-stream", Pieces::new(running, chunks)));

@@ -8,6 +8,7 @@ use super::fields::{Answered, Fields, found};
 use super::generate::{Pieces, Render, Running};
 use super::models::Lease;
 use super::options::{CHOICES_MAX, IGNORED, Options};
+use super::prompts::{prompt_ids, tokenizing};
 use super::{Context, Server};
 use crate::units::TokenId;
 use axum::body::Body;
@@ -31,8 +32,13 @@ impl Input {
     pub fn ids(self, lease: &Lease) -> Answered<Vec<TokenId>> {
         match self {
             Input::Ids(ids) => Ok(ids),
-            Input::Text(text) => Ok(lease.tokenizer.encode(&text, true, true)?),
+            Input::Text(text) => prompt_ids(lease, &text, true, true),
         }
+    }
+
+    /// Bytes of text.
+    pub fn text_bytes(&self) -> usize {
+        if let Input::Text(text) = self { text.len() } else { 0 }
     }
 }
 
@@ -70,8 +76,16 @@ pub async fn complete(server: Arc<Server>, context: Context, body: Value) -> Ans
     let mut options = Options::read(&f, &server.settings())?;
     options.params.logprobs = f.count("logprobs", 0, LOGPROBS_MAX)?.map(|n| n as usize);
     let echo = f.flag("echo")?.unwrap_or(false);
-    if f.count("best_of", 1, CHOICES_MAX)?.is_some_and(|n| n != options.n as u64) {
-        return Err(Fail::field("best_of", "the same as n", "another number"));
+    if let Some(n) = f.count("best_of", 1, CHOICES_MAX)?.filter(|n| *n != options.n as u64) {
+        return Err(Fail::field("best_of", "the same as n", n));
+    }
+    if f.text("suffix")?.is_some_and(|s| !s.is_empty()) {
+        return Err(Fail::field("suffix", "nothing: not supported", "text"));
+    }
+    if echo && options.params.logprobs.is_some() {
+        // An answer without the prompt's own would pass for a measurement of it.
+        let expected = "false with logprobs: those of a prompt's tokens are not computed (`tegu ppl` does)";
+        return Err(Fail::field("echo", expected, "true"));
     }
     let prompts = inputs("prompt", f.get("prompt"), CHOICES_MAX as usize)?;
     f.done(IGNORED)?;
@@ -82,6 +96,7 @@ pub async fn complete(server: Arc<Server>, context: Context, body: Value) -> Ans
     let head = Head::new("cmpl", &lease.name);
     let (stream, include_usage, n) = (options.stream, options.include_usage, options.n);
     let logprobs = options.params.logprobs.is_some();
+    let bytes = prompts.iter().map(Input::text_bytes).sum();
     let starting = move || {
         let ids: Vec<Vec<TokenId>> = prompts.into_iter().map(|p| p.ids(&lease)).collect::<Answered<_>>()?;
         let texts: Vec<String> =
@@ -94,7 +109,7 @@ pub async fn complete(server: Arc<Server>, context: Context, body: Value) -> Ans
         };
         Ok((Running::start(lease, ids, &options, &reading, &context.client, context.deadline)?, texts))
     };
-    let (running, echoed) = super::blocking(starting).await?;
+    let (running, echoed) = tokenizing(bytes, starting).await?;
     let echoed = move |i: usize| echoed.get(i / n).cloned().unwrap_or_default();
     if stream {
         let count = running.answers();

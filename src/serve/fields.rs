@@ -111,8 +111,17 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// An object whose fields are someone else's; none is an empty one.
+    pub fn map(&self, name: &'static str) -> Answered<Map<String, Value>> {
+        Ok(self.typed(name, "an object", Value::as_object)?.cloned().unwrap_or_default())
+    }
+
     /// Text or an array of texts, at most `most`.
     pub fn texts(&self, name: &'static str, most: usize) -> Answered<Vec<String>> {
+        let list = self.get(name).and_then(Value::as_array).filter(|a| a.len() <= most);
+        if let Some((i, v)) = list.and_then(|a| a.iter().enumerate().find(|(_, v)| !v.is_string())) {
+            return Err(Fail::field(format!("{}[{i}]", self.at(name)), "text", found(v)));
+        }
         let texts = |v: &Value| match v {
             Value::String(s) => Some(vec![s.clone()]),
             Value::Array(a) if a.len() <= most => a.iter().map(|s| s.as_str().map(str::to_owned)).collect(),
@@ -126,7 +135,9 @@ impl<'a> Fields<'a> {
     pub fn done(&self, ignored: &[&'static str]) -> Answered<()> {
         let asked = self.asked.borrow();
         let known = |k: &str| asked.contains(&k) || ignored.contains(&k);
-        let Some(unknown) = self.map.keys().find(|k| !known(k)) else { return Ok(()) };
+        // Some clients write every field that they know, with null for what they do not mean.
+        let mut there = self.map.iter().filter(|(_, v)| !v.is_null()).map(|(k, _)| k);
+        let Some(unknown) = there.find(|k| !known(k)) else { return Ok(()) };
         let hint = match nearest(unknown, &asked) {
             Some(near) => format!("a known field (did you mean {near}?)"),
             None => "a known field".into(),
@@ -146,7 +157,8 @@ fn mistakes_are_named_with_their_path() {
     let e = a.done(&[]).unwrap_err();
     assert_eq!(e.param.as_deref(), Some("a.tempreature"));
     assert!(e.message.contains("did you mean temperature?"), "{}", e.message);
-    assert!(fields.texts("s", 4).unwrap_err().message.contains("found an array of 2"));
+    assert!(fields.texts("s", 4).unwrap_err().message.contains("s[1]: expected text, found 2"));
+    assert!(fields.texts("s", 1).unwrap_err().message.contains("found an array of 2"));
     assert_eq!(fields.text("x").unwrap(), None);
     assert!(fields.done(&[]).is_ok());
     assert!(Fields::of_body(&serde_json::json!([])).is_err());

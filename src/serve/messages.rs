@@ -96,7 +96,11 @@ fn content(m: &Fields) -> Answered<Option<String>> {
     for (i, part) in parts.iter().enumerate() {
         let p = Fields::of(format!("{}[{i}]", m.at("content")), part)?;
         // What is not text is refused by its type, before its own fields are looked at.
-        p.word("type", &["text"])?;
+        let kind = p.required_text("type")?;
+        if kind != "text" {
+            let expected = "text: the model reads no images, sounds or files";
+            return Err(Fail::field(p.at("type"), expected, format!("{kind:?}")));
+        }
         text.push_str(p.required_text("text")?);
         p.done(&["cache_control"])?;
     }

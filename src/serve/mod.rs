@@ -19,6 +19,7 @@ mod fields;
 mod generate;
 mod io;
 mod listen;
+mod llama;
 mod messages;
 mod metrics;
 mod models;
@@ -26,6 +27,7 @@ mod ollama;
 mod options;
 mod power;
 mod probe;
+mod prompts;
 mod routes;
 mod small;
 mod supervise;
@@ -125,6 +127,8 @@ pub struct Context {
     pub client: String,
     /// When it ends at the latest.
     pub deadline: Instant,
+    /// Bytes of its body, as far as they are known before it is read; without bound otherwise.
+    pub body_bytes: usize,
 }
 
 impl Server {
@@ -133,9 +137,17 @@ impl Server {
         self.settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The model of that name, in memory.
+    /// The model of that name, in memory; without a name the default one, whatever others asked for before.
     async fn model(&self, name: Option<&str>) -> Answered<Lease> {
         self.models.get(name, self.settings().load_within).await
+    }
+
+    /// The model that is in memory; the default one if none is.
+    async fn present_model(&self) -> Answered<Lease> {
+        match self.models.present() {
+            Some(lease) => Ok(lease),
+            None => self.model(None).await,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::fail::Fail;
 use super::fields::Answered;
 use super::power::Power;
+use super::prompts::longest_token;
 use crate::engine::service::{Handle, Service};
 use crate::observe;
 use crate::sample::Grammars;
@@ -79,6 +80,8 @@ pub struct Live {
     pub tool_format: Option<ToolFormat>,
     /// Compiles grammars for its vocabulary.
     pub grammars: Grammars,
+    /// Bytes of its vocabulary's longest token.
+    pub longest_token: usize,
     /// What it is.
     pub kind: Kind,
     /// Bytes that it was planned to take.
@@ -114,6 +117,9 @@ impl Drop for Lease {
     }
 }
 
+/// The right to change what is in the slot.
+type Changing = tokio::sync::OwnedMutexGuard<()>;
+
 /// What is in the slot.
 #[derive(Default)]
 struct Slot {
@@ -135,6 +141,10 @@ pub struct Models {
     /// Times the model was given back because it was idle.
     pub unloads: AtomicU64,
     loading: std::sync::atomic::AtomicBool,
+    /// A request waits until the model in memory is let go: no new one may begin to use it.
+    switching: std::sync::atomic::AtomicBool,
+    /// An engine ends, on a thread of its own.
+    giving_back: std::sync::atomic::AtomicBool,
     fatal: Arc<dyn Fn(&str) + Send + Sync>,
     /// What is known of the board's power, if anything is.
     pub power: Option<Arc<dyn Power>>,
@@ -161,6 +171,8 @@ impl Models {
             loads: AtomicU64::new(0),
             unloads: AtomicU64::new(0),
             loading: false.into(),
+            switching: false.into(),
+            giving_back: false.into(),
             fatal,
             power,
         }
@@ -187,6 +199,11 @@ impl Models {
         self.loading.load(Ordering::Relaxed)
     }
 
+    /// The model in memory, whichever it is.
+    pub fn present(self: &Arc<Self>) -> Option<Lease> {
+        self.lease(None)
+    }
+
     fn lease(self: &Arc<Self>, named: Option<&str>) -> Option<Lease> {
         let slot = lock(&self.slot);
         let live = slot.live.clone().filter(|l| named.is_none_or(|n| n == l.name))?;
@@ -195,10 +212,18 @@ impl Models {
         Some(Lease { live, models: self.clone() })
     }
 
-    /// The model of that name, loaded first if it is not in memory; without a name, the one that is, or the default.
+    /// The model of that name, loaded first if it is not in memory; without a name, the default. Requests for another
+    /// model than the one in memory are met in the order in which they come: those for that one wait behind them.
     pub async fn get(self: &Arc<Self>, named: Option<&str>, within: Duration) -> Answered<Lease> {
         let named = named.filter(|n| !n.is_empty() && *n != "default");
-        if let Some(lease) = self.lease(named) {
+        let default = match named {
+            Some(_) => None,
+            None => Some(self.known()?.first().map(|k| k.name.clone()).ok_or_else(|| unknown("", &[]))?),
+        };
+        let named = named.or(default.as_deref());
+        if !self.switching.load(Ordering::SeqCst)
+            && let Some(lease) = self.lease(named)
+        {
             return Ok(lease);
         }
         tokio::time::timeout(within, self.switch(named)).await.unwrap_or_else(|_| {
@@ -232,21 +257,24 @@ impl Models {
             Some(n) => return Err(unknown(n, &known)),
             None => known.first().map(|k| k.name.clone()).ok_or_else(|| unknown("", &known))?,
         };
-        let changing = self.changing.clone().lock_owned().await;
+        let mut changing = self.changing.clone().lock_owned().await;
         // Another request may have loaded it while this one waited.
         if let Some(lease) = self.lease(Some(&name)) {
             return Ok(lease);
         }
+        // Gone with this request, however it ends.
+        let waiting = Switching::begin(&self.switching);
         loop {
             let released = self.released.notified();
             if let Some(old) = self.take_if_unused(None) {
-                give_back(old).await;
+                changing = self.give_back(old, changing).await;
                 break;
             }
             released.await;
         }
         // Once begun, a load is finished even if the request that began it gives up: the next one will want it. Until then
         // the slot is its own, so the lock goes with it.
+        drop(waiting);
         let models = self.clone();
         let loaded = tokio::task::spawn_blocking(move || {
             let loaded = models.load(&name).map(|()| models.lease(None));
@@ -273,6 +301,7 @@ impl Models {
             handle: l.service.handle(),
             grammars: Grammars::new(l.tokenizer.clone()),
             tool_format: l.template.as_ref().and_then(|t| ToolFormat::of_template(&t.source(true))),
+            longest_token: longest_token(&l.tokenizer),
             tokenizer: l.tokenizer,
             template: l.template,
             kind: l.kind,
@@ -292,18 +321,39 @@ impl Models {
     }
 
     /// Gives the model's memory back if it was idle for so long.
-    pub async fn unload_idle(&self, idle: Duration) {
-        let Ok(_changing) = self.changing.try_lock() else { return };
+    pub async fn unload_idle(self: &Arc<Self>, idle: Duration) {
+        let Ok(changing) = self.changing.clone().try_lock_owned() else { return };
         if let Some(old) = self.take_if_unused(Some(idle)) {
             let name = old.live.as_ref().map_or(String::new(), |l| l.name.clone());
-            give_back(old).await;
+            drop(self.give_back(old, changing).await);
             self.unloads.fetch_add(1, Ordering::Relaxed);
             observe::note(format_args!("model {name}: idle for {} s, given back", idle.as_secs()));
         }
     }
 
+    /// Dropping a service waits for its thread, which writes its sessions first; no connection may wait so. The slot stays
+    /// locked until that is done, even if whoever asked gives up.
+    async fn give_back(self: &Arc<Self>, slot: Slot, changing: Changing) -> Changing {
+        let models = self.clone();
+        models.giving_back.store(true, Ordering::SeqCst);
+        let given = tokio::task::spawn_blocking(move || {
+            drop(slot);
+            models.giving_back.store(false, Ordering::SeqCst);
+            changing
+        });
+        match given.await {
+            Ok(changing) => changing,
+            // It panicked, or the runtime ends.
+            Err(_) => self.changing.clone().lock_owned().await,
+        }
+    }
+
     /// Ends the engine: open requests get until `grace` is over.
     pub async fn stop(&self, grace: Duration) {
+        if self.giving_back.load(Ordering::SeqCst) {
+            // Its sessions are being written.
+            drop(self.changing.lock().await);
+        }
         let slot = std::mem::take(&mut *lock(&self.slot));
         let ended = tokio::task::spawn_blocking(move || {
             if let Some(service) = slot.service {
@@ -314,9 +364,20 @@ impl Models {
     }
 }
 
-/// Dropping a service waits for its thread, which writes its sessions first; no connection may wait so.
-async fn give_back(slot: Slot) {
-    drop(tokio::task::spawn_blocking(move || drop(slot)).await);
+/// Set while a request waits for the model in memory to be let go.
+struct Switching<'a>(&'a std::sync::atomic::AtomicBool);
+
+impl Switching<'_> {
+    fn begin(flag: &std::sync::atomic::AtomicBool) -> Switching<'_> {
+        flag.store(true, Ordering::SeqCst);
+        Switching(flag)
+    }
+}
+
+impl Drop for Switching<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
 }
 
 fn unknown(name: &str, known: &[Known]) -> Fail {

@@ -4,12 +4,15 @@
 use super::answer::{Delta, Finish, Reading, chat_logprob};
 use super::body::{json as json_response, streamed};
 use super::chat::Request;
+use super::completions::{Input, inputs};
 use super::fail::Fail;
 use super::fields::{Answered, Fields, found};
 use super::generate::{Pieces, Render, Running};
 use super::messages;
 use super::models::{Kind, Known, Lease};
 use super::options::{Options, TOP_LOGPROBS_MAX};
+use super::prompts::{prompt_ids, tokenizing};
+use super::small::{self, EMBEDDINGS_MAX};
 use super::{Context, Server};
 use crate::engine::Class;
 use crate::limits::STOPS_MAX;
@@ -71,7 +74,6 @@ fn options(f: &Fields, server: &Server) -> Answered<Options> {
     let wanted = f.flag("logprobs")?.unwrap_or(false);
     let top = f.count("top_logprobs", 0, TOP_LOGPROBS_MAX)?.unwrap_or(0);
     options.params.logprobs = wanted.then_some(top as usize);
-    f.get("keep_alive");
     o.done(LOAD_OPTIONS)?;
     Ok(options)
 }
@@ -97,15 +99,16 @@ pub async fn chat(server: Arc<Server>, context: Context, body: Value) -> Answere
     let tools = messages::tools(&f)?;
     let extra = extra(&f)?;
     let list = if empty { Vec::new() } else { messages::messages(&f, true)? };
+    let gives_back = gives_back(&f)?;
     f.done(&["truncate", "shift", "debug_render_only"])?;
     let lease = server.model(Some(&model)).await?;
     let name = lease.name.clone();
     if empty {
-        return Ok(loaded(&name, true));
+        return Ok(empty_request(&server, lease, true, gives_back).await);
     }
     let stream = options.stream;
     let request = Request::of(options, list, tools, extra, Some(model))?;
-    let running = super::blocking(move || request.start(lease, &context)).await?;
+    let running = tokenizing(context.body_bytes, move || request.start(lease, &context)).await?;
     answer(running, Lines { name, chat: true, began: std::time::Instant::now() }, stream).await
 }
 
@@ -117,6 +120,7 @@ pub async fn generate(server: Arc<Server>, context: Context, body: Value) -> Ans
     let prompt = f.text("prompt")?.unwrap_or_default().to_owned();
     let system = f.text("system")?.unwrap_or_default().to_owned();
     let raw = f.flag("raw")?.unwrap_or(false);
+    let gives_back = gives_back(&f)?;
     let extra = extra(&f)?;
     for name in ["suffix", "template"] {
         if f.text(name)?.is_some_and(|t| !t.is_empty()) {
@@ -130,12 +134,12 @@ pub async fn generate(server: Arc<Server>, context: Context, body: Value) -> Ans
     let lease = server.model(Some(&model)).await?;
     let name = lease.name.clone();
     if prompt.is_empty() {
-        return Ok(loaded(&name, false));
+        return Ok(empty_request(&server, lease, false, gives_back).await);
     }
     let stream = options.stream;
-    let running = super::blocking(move || {
+    let running = tokenizing(prompt.len() + system.len(), move || {
         if raw {
-            let ids = lease.tokenizer.encode(&prompt, true, true)?;
+            let ids = prompt_ids(&lease, &prompt, true, true)?;
             let stops = std::mem::take(&mut options.stops);
             let logprobs = options.params.logprobs.is_some();
             let reading = Reading { stops, logprobs, continues: true, ..Reading::default() };
@@ -163,13 +167,73 @@ async fn answer(running: Running, mut lines: Lines, stream: bool) -> Answered<Re
     Ok(json_response(StatusCode::OK, &object))
 }
 
-/// An empty request asks for the model alone.
-fn loaded(name: &str, chat: bool) -> Response<Body> {
-    let mut lines = Lines { name: name.to_owned(), chat, began: std::time::Instant::now() };
+/// `keep_alive`: how long the model stays in memory, in seconds or as a duration; below 0 for ever. Here the settings say how
+/// long it does (`serve.idle_unload_s`), but for 0, by which clients ask to give it back at once.
+fn gives_back(f: &Fields) -> Answered<bool> {
+    let wrong = |v: &Value| Fail::field("keep_alive", "seconds, or a duration such as \"5m\"", found(v));
+    match f.get("keep_alive") {
+        None => Ok(false),
+        Some(Value::Number(n)) => Ok(n.as_f64() == Some(0.0)),
+        Some(v @ Value::String(text)) => {
+            let digits = text.trim_start_matches(['-', '+']);
+            let known = digits.starts_with(|c: char| c.is_ascii_digit())
+                && digits.chars().all(|c| c.is_ascii_digit() || ".hmsuµn".contains(c));
+            let is_zero = !digits.contains(|c: char| ('1'..='9').contains(&c));
+            if known { Ok(is_zero) } else { Err(wrong(v)) }
+        }
+        Some(v) => Err(wrong(v)),
+    }
+}
+
+/// An empty request asks for the model alone: that it be there, or that it be given back.
+async fn empty_request(server: &Server, lease: Lease, chat: bool, gives_back: bool) -> Response<Body> {
+    let mut lines = Lines { name: lease.name.clone(), chat, began: std::time::Instant::now() };
+    drop(lease);
+    if gives_back {
+        // Others that use it keep it.
+        server.models.unload_idle(std::time::Duration::ZERO).await;
+    }
     let mut object = lines.said(&Delta::default());
     object["done"] = json!(true);
-    object["done_reason"] = json!("load");
+    object["done_reason"] = json!(if gives_back { "unload" } else { "load" });
     json_response(StatusCode::OK, &object)
+}
+
+/// `/api/embed`
+pub async fn embed(server: Arc<Server>, context: Context, body: Value) -> Answered<Response<Body>> {
+    let began = std::time::Instant::now();
+    let f = Fields::of_body(&body)?;
+    let model = plain(f.required_text("model")?).to_owned();
+    let inputs = inputs("input", f.get("input"), EMBEDDINGS_MAX)?;
+    gives_back(&f)?;
+    let lease = Arc::new(server.model(Some(&model)).await?);
+    let width = lease.handle.hidden() as u64;
+    f.count("dimensions", width, width)?;
+    f.done(&["truncate", "options"])?;
+    let (mut all, mut tokens) = (Vec::with_capacity(inputs.len()), 0);
+    for (i, input) in inputs.into_iter().enumerate() {
+        let at = ("input", i);
+        let (mean, read) = small::embed(&lease, at, input, &context.client, context.deadline).await?;
+        tokens += read;
+        all.push(mean);
+    }
+    let object = json!({
+        "model": lease.name, "embeddings": all, "total_duration": began.elapsed().as_nanos() as u64,
+        "load_duration": 0, "prompt_eval_count": tokens,
+    });
+    Ok(json_response(StatusCode::OK, &object))
+}
+
+/// `/api/embeddings`: the older form, of one text.
+pub async fn embeddings(server: Arc<Server>, context: Context, body: Value) -> Answered<Response<Body>> {
+    let f = Fields::of_body(&body)?;
+    let model = plain(f.required_text("model")?).to_owned();
+    let input = Input::Text(f.required_text("prompt")?.to_owned());
+    gives_back(&f)?;
+    f.done(&["options"])?;
+    let lease = Arc::new(server.model(Some(&model)).await?);
+    let (mean, _) = small::embed(&lease, ("prompt", 0), input, &context.client, context.deadline).await?;
+    Ok(json_response(StatusCode::OK, &json!({ "embedding": mean })))
 }
 
 struct Lines {

@@ -16,7 +16,8 @@ pub const TOP_LOGPROBS_MAX: u64 = 20;
 /// Tokens that one answer may be asked to have.
 const TOKENS_MAX: u64 = 1 << 24;
 
-/// Fields of OpenAI's requests that clients send and that change nothing here.
+/// Fields of OpenAI's and llama.cpp's requests that clients send and that change no answer here: what is cached is always used,
+/// and there are no slots to choose.
 pub const IGNORED: &[&str] = &[
     "store",
     "metadata",
@@ -25,7 +26,11 @@ pub const IGNORED: &[&str] = &[
     "safety_identifier",
     "verbosity",
     "prediction",
-    "modalities",
+    "cache_prompt",
+    "id_slot",
+    "timings_per_token",
+    "return_progress",
+    "return_tokens",
 ];
 
 /// What was asked for, checked.
@@ -81,7 +86,11 @@ impl Options {
                 usage
             }
         };
-        let max = [f.count("max_completion_tokens", 0, TOKENS_MAX)?, f.count("max_tokens", 0, TOKENS_MAX)?];
+        let max = [
+            or_all(f, "max_completion_tokens", TOKENS_MAX)?,
+            or_all(f, "max_tokens", TOKENS_MAX)?,
+            or_all(f, "n_predict", TOKENS_MAX)?,
+        ];
         let stops = f.texts("stop", STOPS_MAX)?;
         // OpenAI's `user`, else the name by which Tegu's own clients tell themselves apart.
         let client = f.text("user")?.map(crate::units::one_line);
@@ -109,6 +118,14 @@ impl Options {
     }
 }
 
+/// A whole number, or -1 for as many as there can be, as llama.cpp's clients say it.
+fn or_all(f: &Fields, name: &'static str, high: u64) -> Answered<Option<u64>> {
+    match f.get(name).and_then(Value::as_f64) {
+        Some(-1.0) => Ok(Some(high)),
+        _ => f.count(name, 0, high),
+    }
+}
+
 fn class_of(word: &str) -> Class {
     match word {
         "background" => Class::Background,
@@ -131,7 +148,7 @@ fn params(f: &Fields, settings: &Settings) -> Answered<SampleParams> {
     Ok(SampleParams {
         seed: seed(f)?,
         temp: real("temperature", 0.0, 100.0, d.temp)?,
-        top_k: f.count("top_k", 0, u32::MAX.into())?.map_or(d.top_k, |k| k as usize),
+        top_k: or_all(f, "top_k", u32::MAX.into())?.map_or(d.top_k, |k| k as usize),
         top_p: real("top_p", 0.0, 1.0, d.top_p)?,
         min_p: real("min_p", 0.0, 1.0, d.min_p)?,
         typical: real("typical_p", 0.0, 1.0, d.typical)?,
@@ -145,7 +162,13 @@ fn params(f: &Fields, settings: &Settings) -> Answered<SampleParams> {
             .map_or(d.dry_allowed_length, |n| n as usize),
         dry_penalty_last_n: last_n("dry_penalty_last_n", d.dry_penalty_last_n)?,
         dry_breakers: d.dry_breakers.clone(),
-        repeat_penalty: real("repeat_penalty", 1e-3, 1e3, d.repeat_penalty)?,
+        // Two names, as some servers say it the other way.
+        repeat_penalty: real(
+            "repeat_penalty",
+            1e-3,
+            1e3,
+            real("repetition_penalty", 1e-3, 1e3, d.repeat_penalty)?,
+        )?,
         repeat_last_n: last_n("repeat_last_n", d.repeat_last_n)?,
         frequency_penalty: real("frequency_penalty", -2.0, 2.0, 0.0)?,
         presence_penalty: real("presence_penalty", -2.0, 2.0, 0.0)?,
@@ -167,24 +190,48 @@ fn seed(f: &Fields) -> Answered<u64> {
     }
 }
 
-/// `{"token id": bias}`.
+/// `{"token id": bias}`, or llama.cpp's `[[token id, bias]]`, where `false` means never.
 fn logit_bias(f: &Fields) -> Answered<Vec<(u32, f32)>> {
     const ENTRIES_MAX: usize = 1024;
     let Some(value) = f.get("logit_bias") else { return Ok(Vec::new()) };
-    let map = value.as_object().filter(|m| m.len() <= ENTRIES_MAX).ok_or_else(|| {
-        Fail::field("logit_bias", format!("an object of at most {ENTRIES_MAX} token ids"), found(value))
-    })?;
-    map.iter()
-        .map(|(id, bias)| {
-            let at = format!("logit_bias.{}", crate::units::one_line(id));
-            let number =
-                id.parse().map_err(|_| Fail::field(&at, "a token id as the name", "another name"))?;
-            let bias = bias.as_f64().filter(|b| (-100.0..=100.0).contains(b));
-            let bias = bias.ok_or_else(|| Fail::field(&at, "a number from -100 to 100", "something else"))?;
-            // OpenAI's bounds mean never and always.
-            Ok((number, if bias == -100.0 { f32::NEG_INFINITY } else { bias as f32 }))
-        })
-        .collect()
+    let too_many =
+        || Fail::field("logit_bias", format!("an object of at most {ENTRIES_MAX} token ids"), found(value));
+    match value {
+        Value::Object(map) if map.len() <= ENTRIES_MAX => map
+            .iter()
+            .map(|(id, b)| {
+                let at = format!("logit_bias.{}", crate::units::one_line(id));
+                let number = id.parse().map_err(|_| {
+                    Fail::field(&at, "a token id as the name", format!("{:?}", crate::units::one_line(id)))
+                })?;
+                Ok((number, bias(&at, b)?))
+            })
+            .collect(),
+        Value::Array(list) if list.len() <= ENTRIES_MAX => list
+            .iter()
+            .enumerate()
+            .map(|(i, pair)| {
+                let at = format!("logit_bias[{i}]");
+                let [id, b] = pair.as_array().map_or(&[][..], |p| p) else {
+                    return Err(Fail::field(&at, "a token id and its bias", found(pair)));
+                };
+                let number = id.as_u64().and_then(|n| u32::try_from(n).ok());
+                let number = number.ok_or_else(|| {
+                    Fail::field(format!("{at}[0]"), "a token id (/tokenize tells a text's)", found(id))
+                })?;
+                Ok((number, bias(&format!("{at}[1]"), b)?))
+            })
+            .collect(),
+        _ => Err(too_many()),
+    }
+}
+
+/// OpenAI's bounds mean never and always.
+fn bias(at: &str, value: &Value) -> Answered<f32> {
+    let number = if value == false { Some(-100.0) } else { value.as_f64() };
+    let number = number.filter(|b| (-100.0..=100.0).contains(b));
+    let number = number.ok_or_else(|| Fail::field(at, "a number from -100 to 100", found(value)))?;
+    Ok(if number == -100.0 { f32::NEG_INFINITY } else { number as f32 })
 }
 
 /// `response_format`, or a grammar in Lark's or llama.cpp's notation.
@@ -213,7 +260,8 @@ fn form(f: &Fields) -> Answered<Option<(Form, &'static str)>> {
         }
         format.done(&[])?;
     }
-    if let Some(text) = f.text("grammar")? {
+    // Some clients send an empty one for none.
+    if let Some(text) = f.text("grammar")?.filter(|t| !t.trim().is_empty()) {
         forms.push((of_notation(text), "grammar"));
     }
     if forms.len() > 1 {
@@ -261,6 +309,16 @@ mod tests {
         assert_eq!(o.stops, ["x"]);
         assert_eq!(o.params.logit_bias, [(5, f32::NEG_INFINITY), (6, 1.5)]);
         assert!(o.stream && o.include_usage && o.form.is_none());
+        // llama.cpp's words, and null for what a client knows and does not mean.
+        let o = read(json!({"n_predict": -1, "top_k": -1, "repetition_penalty": 1.5, "cache_prompt": false,
+            "id_slot": -1, "logit_bias": [[5, false], [6, -1]], "mirostat": null, "functions": null}));
+        let o = o.unwrap();
+        assert_eq!((o.max_tokens, o.params.top_k), (Some(TOKENS_MAX as usize), u32::MAX as usize));
+        assert_eq!(
+            (o.params.repeat_penalty, o.params.logit_bias),
+            (1.5, vec![(5, f32::NEG_INFINITY), (6, -1.0)])
+        );
+        assert_eq!(read(json!({"max_tokens": 7, "n_predict": 9})).unwrap().max_tokens, Some(7));
         let schema =
             json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}});
         let o = read(json!({"response_format": schema})).unwrap();
@@ -276,13 +334,26 @@ mod tests {
             (json!({"top_p": 2}), "top_p"),
             (json!({"n": 0}), "n"),
             (json!({"n": 1.5}), "n"),
-            (json!({"max_tokens": -1}), "max_tokens"),
-            (json!({"stop": [1]}), "stop"),
+            (json!({"max_tokens": -2}), "max_tokens"),
+            (json!({"max_tokens": "5"}), "max_tokens"),
+            (json!({"n_predict": 1.5}), "n_predict"),
+            (json!({"top_k": -2}), "top_k"),
+            (json!({"stop": ["a", 1]}), "stop[1]"),
+            (json!({"stop": [null]}), "stop[0]"),
+            (json!({"stop": vec!["x"; STOPS_MAX + 1]}), "stop"),
+            (json!({"repetition_penalty": 0}), "repetition_penalty"),
             (json!({"stream": "yes"}), "stream"),
             (json!({"stream_options": {"x": 1}}), "stream_options.x"),
             (json!({"seed": "x"}), "seed"),
             (json!({"logit_bias": {"a": 1}}), "logit_bias.a"),
             (json!({"logit_bias": {"1": 1000}}), "logit_bias.1"),
+            (json!({"logit_bias": {"1": true}}), "logit_bias.1"),
+            (json!({"logit_bias": [[1, "x"]]}), "logit_bias[0][1]"),
+            (json!({"logit_bias": [[5, 1], ["hi", 1]]}), "logit_bias[1][0]"),
+            (json!({"logit_bias": [[5, 1, 2]]}), "logit_bias[0]"),
+            (json!({"logit_bias": [5]}), "logit_bias[0]"),
+            (json!({"logit_bias": vec![json!([1, 1]); 1025]}), "logit_bias"),
+            (json!({"logit_bias": "5"}), "logit_bias"),
             (json!({"response_format": {"type": "xml"}}), "response_format.type"),
             (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema.schema"),
             (json!({"response_format": {"type": "json_object"}, "grammar": "start: \"x\""}), "grammar"),

@@ -3,7 +3,7 @@
 use super::body::{self, json as json_response};
 use super::fail::Fail;
 use super::fields::Answered;
-use super::{Context, Server, chat, completions, ollama, power, small};
+use super::{Context, Server, chat, completions, llama, ollama, power, small};
 use axum::body::Body;
 use axum::http::{Method, Request, Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -30,6 +30,9 @@ const PATHS: &[(&str, &str)] = &[
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/embeddings"),
+    ("POST", "/completion"),
+    ("GET", "/props"),
+    ("POST", "/apply-template"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/v1/requests"),
@@ -37,6 +40,8 @@ const PATHS: &[(&str, &str)] = &[
     ("GET", "/v1/power"),
     ("POST", "/api/chat"),
     ("POST", "/api/generate"),
+    ("POST", "/api/embed"),
+    ("POST", "/api/embeddings"),
     ("GET", "/api/tags"),
     ("GET", "/api/ps"),
     ("GET", "/api/version"),
@@ -46,7 +51,7 @@ const PATHS: &[(&str, &str)] = &[
 /// Answers one request, whatever it is.
 pub async fn answer(server: Arc<Server>, peer: Peer, request: Request<Body>) -> Response<Body> {
     let began = Instant::now();
-    let path = request.uri().path().to_owned();
+    let path = named(request.uri().path()).to_owned();
     let route = route(&path);
     let ollama = path.starts_with("/api/");
     let answered = dispatch(server.clone(), &peer, request, &path).await;
@@ -56,6 +61,18 @@ pub async fn answer(server: Arc<Server>, peer: Peer, request: Request<Body>) -> 
     });
     server.metrics.answered(route, response.status().as_u16(), began.elapsed());
     response
+}
+
+/// A path by the name it has here: clients made for llama.cpp's server leave OpenAI's prefix away.
+fn named(path: &str) -> &str {
+    match path {
+        "/chat/completions" => "/v1/chat/completions",
+        "/embeddings" => "/v1/embeddings",
+        "/models" => "/v1/models",
+        "/v1/health" => "/health",
+        "/completions" => "/completion",
+        other => other,
+    }
 }
 
 /// The name of a path in metrics: of a bounded set, whatever clients ask for.
@@ -80,6 +97,8 @@ async fn dispatch(
     if parts.method == Method::GET || parts.method == Method::HEAD {
         match path {
             "/health" | "/health/ready" => return Ok(ready(&server)),
+            // What Ollama's clients look for first.
+            "/" => return Ok(body::typed(StatusCode::OK, "text/plain; charset=utf-8", "Tegu is running\n")),
             "/health/live" => return Ok(json_response(StatusCode::OK, &json!({ "status": "ok" }))),
             _ => {}
         }
@@ -90,18 +109,24 @@ async fn dispatch(
     let settings = server.settings();
     let header = |name: &str| parts.headers.get(name).and_then(|v| v.to_str().ok());
     let client = header("x-tegu-client").map_or_else(|| peer.client.clone(), crate::units::one_line);
-    let context = Context { client, deadline: Instant::now() + settings.request_within };
+    let body_bytes = header("content-length").and_then(|v| v.parse().ok()).unwrap_or(usize::MAX);
+    let context = Context { client, deadline: Instant::now() + settings.request_within, body_bytes };
     let waits = header("expect").is_some();
     let read = async || -> Answered<Value> {
         body::parse(&body::read(body, waits, settings.body_bytes, settings.body_within).await?)
     };
-    match (parts.method.as_str(), path) {
+    // The server leaves the body away itself.
+    let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
+    match (method, path) {
         ("GET", "/metrics") => Ok(small::metrics(&server)),
         ("GET", "/v1/models") => small::models(&server),
         ("GET", p) if p.starts_with("/v1/models/") => small::model(&server, &p["/v1/models/".len()..]),
         ("POST", "/v1/chat/completions") => chat::complete(server, context, read().await?).await,
         ("POST", "/v1/completions") => completions::complete(server, context, read().await?).await,
         ("POST", "/v1/embeddings") => small::embeddings(server, context, read().await?).await,
+        ("POST", "/completion") => llama::completion(server, context, read().await?).await,
+        ("GET", "/props") => llama::props(server).await,
+        ("POST", "/apply-template") => llama::apply_template(server, read().await?).await,
         ("POST", "/tokenize") => small::tokenize(server, read().await?).await,
         ("POST", "/detokenize") => small::detokenize(server, read().await?).await,
         ("GET", "/v1/requests") => small::requests(server).await,
@@ -116,6 +141,8 @@ async fn dispatch(
         }
         ("POST", "/api/chat") => ollama::chat(server, context, read().await?).await,
         ("POST", "/api/generate") => ollama::generate(server, context, read().await?).await,
+        ("POST", "/api/embed") => ollama::embed(server, context, read().await?).await,
+        ("POST", "/api/embeddings") => ollama::embeddings(server, context, read().await?).await,
         ("POST", "/api/show") => ollama::show(server, read().await?).await,
         ("GET", "/api/tags") => ollama::tags(&server),
         ("GET", "/api/ps") => ollama::ps(&server),
@@ -192,6 +219,7 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 fn unknown_paths_are_named_and_counted_together() {
     assert_eq!(route("/v1/models/x"), "/v1/models");
     assert_eq!(route("/whatever"), "other");
+    assert_eq!(route(named("/chat/completions")), "/v1/chat/completions");
     assert!(unknown("GET", "/v1/chat/completion").message.contains("did you mean /v1/chat/completions?"));
     assert_eq!(unknown("GET", "/tokenize").status, 405);
     assert!(same(b"abc", b"abc") && !same(b"abc", b"abd") && !same(b"abc", b"ab") && !same(b"", b"a"));

@@ -5,6 +5,7 @@ use super::completions::{Input, inputs};
 use super::fail::Fail;
 use super::fields::{Answered, Fields};
 use super::models::{Known, Lease};
+use super::prompts::{TOKENIZE_BYTES_MAX, tokenizing};
 use super::{Context, Server};
 use crate::engine::Class;
 use crate::engine::service::{Reply, RequestInfo, SessionInfo, Submit, Work};
@@ -16,7 +17,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 /// Texts of one embeddings request.
-const EMBEDDINGS_MAX: usize = 256;
+pub const EMBEDDINGS_MAX: usize = 256;
 
 fn ok(value: &Value) -> Response<Body> {
     json_response(StatusCode::OK, value)
@@ -90,7 +91,7 @@ fn session(info: &SessionInfo) -> Value {
 
 /// `/v1/sessions`
 pub async fn sessions(server: Arc<Server>) -> Answered<Response<Body>> {
-    let lease = server.model(None).await?;
+    let lease = server.present_model().await?;
     let list = super::blocking(move || Ok(lease.handle.sessions()?)).await?;
     let data: Vec<Value> = list.iter().map(session).collect();
     Ok(ok(&json!({ "object": "list", "data": data })))
@@ -100,7 +101,7 @@ pub async fn sessions(server: Arc<Server>) -> Answered<Response<Body>> {
 pub async fn one_session(server: Arc<Server>, method: &str, path: &str) -> Answered<Response<Body>> {
     let (name, verb) = path.split_once('/').unwrap_or((path, ""));
     let (name, method, verb) = (name.to_owned(), method.to_owned(), verb.to_owned());
-    let lease = server.model(None).await?;
+    let lease = server.present_model().await?;
     super::blocking(move || {
         let missing = || {
             let message = format!("session: none is named {:?}", crate::units::one_line(&name));
@@ -136,8 +137,12 @@ pub async fn tokenize(server: Arc<Server>, body: Value) -> Answered<Response<Bod
     let parse_special = f.flag("parse_special")?.unwrap_or(true);
     let with_pieces = f.flag("with_pieces")?.unwrap_or(false);
     f.done(&[])?;
+    if text.len() > TOKENIZE_BYTES_MAX {
+        let expected = format!("at most {TOKENIZE_BYTES_MAX} bytes of text");
+        return Err(Fail::field("content", expected, text.len()).code("context_length_exceeded"));
+    }
     let lease = server.model(model).await?;
-    let object = super::blocking(move || {
+    let object = tokenizing(text.len(), move || {
         let ids = lease.tokenizer.encode(&text, parse_special, add_special)?;
         let mut object = json!({ "tokens": ids, "count": ids.len() });
         if with_pieces {
@@ -176,7 +181,7 @@ pub async fn embeddings(server: Arc<Server>, context: Context, body: Value) -> A
     let inputs = inputs("input", f.get("input"), EMBEDDINGS_MAX)?;
     let base64 = f.word("encoding_format", &["float", "base64"])? == Some("base64");
     let client = f.text("user")?.map_or(context.client.clone(), crate::units::one_line);
-    let lease = server.model(model.as_deref()).await?;
+    let lease = Arc::new(server.model(model.as_deref()).await?);
     let width = lease.handle.hidden() as u64;
     f.count("dimensions", width, width)?;
     f.done(&[])?;
@@ -184,7 +189,7 @@ pub async fn embeddings(server: Arc<Server>, context: Context, body: Value) -> A
     let mut tokens = 0;
     // One after the other: a long list takes one place of the queue.
     for (i, input) in inputs.into_iter().enumerate() {
-        let (mean, read) = embed(&lease, input, &client, context.deadline).await?;
+        let (mean, read) = embed(&lease, ("input", i), input, &client, context.deadline).await?;
         tokens += read;
         let value = if base64 { json!(base64_of(&mean)) } else { json!(mean) };
         data.push(json!({ "object": "embedding", "index": i, "embedding": value }));
@@ -193,15 +198,20 @@ pub async fn embeddings(server: Arc<Server>, context: Context, body: Value) -> A
     Ok(ok(&json!({ "object": "list", "data": data, "model": lease.name, "usage": usage })))
 }
 
-/// A text's embedding, of length 1, and how many tokens it had.
-async fn embed(
-    lease: &Lease,
+/// A text's embedding, of length 1, and how many tokens it had. `at`: the request's field, and which of its texts it is.
+pub async fn embed(
+    lease: &Arc<Lease>,
+    at: (&str, usize),
     input: Input,
     client: &str,
     deadline: std::time::Instant,
 ) -> Answered<(Vec<f32>, usize)> {
-    let prompt = input.ids(lease)?;
+    let live = lease.clone();
+    let prompt = tokenizing(input.text_bytes(), move || input.ids(&live)).await?;
     let tokens = prompt.len();
+    if tokens == 0 {
+        return Err(Fail::field(format!("{}[{}]", at.0, at.1), "at least one token", "none"));
+    }
     let submit = Submit {
         prompt,
         work: Work::Embed,

@@ -132,7 +132,7 @@ async fn live(
     reload: Box<dyn Fn() -> Result<Settings> + Send>,
 ) -> Result<()> {
     if server.settings().preload {
-        server.models.preload().await?;
+        preload(server).await?;
         server.starting.store(false, Ordering::Relaxed);
     }
     notify(&[NotifyState::Ready]);
@@ -160,6 +160,19 @@ async fn live(
                 notify(&[NotifyState::Ready]);
             }
             Some(why) = broke.recv() => return Err(Error::Stopped(why)),
+        }
+    }
+}
+
+/// Loads the first model. The service manager waits as long as that takes: it is told every few seconds that it goes on.
+async fn preload(server: &Arc<Server>) -> Result<()> {
+    const EVERY: Duration = Duration::from_secs(10);
+    let mut tick = tokio::time::interval(EVERY);
+    let mut loading = std::pin::pin!(server.models.preload());
+    loop {
+        tokio::select! {
+            loaded = &mut loading => return loaded,
+            _ = tick.tick() => notify(&[NotifyState::ExtendTimeoutUsec(3 * EVERY.as_micros() as u32)]),
         }
     }
 }

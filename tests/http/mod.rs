@@ -3,6 +3,7 @@
 
 mod bad;
 mod kept;
+mod others;
 mod power;
 
 use crate::support::data;

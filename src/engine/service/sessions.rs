@@ -102,8 +102,13 @@ impl Sessions {
             let has = format!("{SESSIONS_MAX} at most; delete one");
             return Err(Error::Limit { what: "sessions".into(), needs: (SESSIONS_MAX + 1).to_string(), has });
         }
-        if self.folder.is_some() && self.file(name)?.exists() {
-            self.restore(engine, name)?;
+        if self.folder.is_some()
+            && self.file(name)?.exists()
+            && let Err(e) = self.restore(engine, name)
+        {
+            // Another model's, or damaged: the request has all the text itself, and its answer's session takes the file's
+            // place.
+            log::warn!("session {name} begins anew: {e}");
         }
         Ok(())
     }
