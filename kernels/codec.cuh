@@ -5,8 +5,9 @@
 // above its value. The layout was made for this: 16 bytes of a plane are the same word of 4 neighbouring rows.
 //
 //   Quad<C>   4 rows x 32 columns, for a lane of a GEMV: 16-byte loads
+//   Pair<C>   2 rows x words t and t+4, for a lane of an mma fragment of bytes: 8-byte loads
 //   Frag<C>   1 row x words t and t+4, for a lane of an mma fragment or of an embedding row: 4-byte loads
-//   Scales<C, R>  the scales of a group for R = 4 or 1 rows
+//   Scales<C, R>  the scales of a group for R = 4, 2 or 1 rows
 //
 // Lane operations to unpack a weight, in SASS: nib 0.38 (one LOP3 or SHF+LOP3 for 4 weights), +bit1 0.5, +bit2 0.5,
 // byte 0.25 (the sign), IQ4 and MXFP4 1.0 (PRMT table).
@@ -63,6 +64,11 @@ struct Planes {
 __device__ __forceinline__ uint4 load16(const u8* p) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint2 stream8(const u8* p) {
+  uint2 v;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
   return v;
 }
 __device__ __forceinline__ uint2 load8(const u8* p) { return __ldg((const uint2*)p); }
@@ -127,6 +133,34 @@ template <int C> struct Quad {
   }
 };
 
+// Words t and t+4 of rows 2q and 2q+1 of a tile.
+template <int C> struct Pair {
+  static constexpr CodecRow T = codec_row(C);
+  static constexpr int CODES = T.part == BYTE || T.part == BIT2 || T.part == BIT2_BIT1 ? 2 : 1;
+  static constexpr int HIGH = Quad<C>::HIGH;
+  uint2 codes[CODES];
+  uint2 high[HIGH > 0 ? HIGH : 1];
+
+  // Bytes of a (tile, group) in both planes, and where in them a lane's rows start.
+  static constexpr u32 BYTES = 64 * Quad<C>::CODES, HIGH_BYTES = 64 * HIGH;
+  static constexpr bool BY_WORD = T.part != BIT2 && T.part != BIT2_BIT1;
+  __device__ __forceinline__ static u32 start(u32 q, u32 t) { return 8 * q + (BY_WORD ? 64 * t : 0); }
+  __device__ __forceinline__ static u32 high_start(u32 q) { return 8 * q; }
+
+  __device__ __forceinline__ void load(const u8* at, const u8* high_at) {
+    codes[0] = stream8(at);
+    if constexpr (CODES == 2) codes[1] = stream8(at + (BY_WORD ? 256 : 64));
+#pragma unroll
+    for (int c = 0; c < HIGH; c++) high[c] = stream8(high_at + 64 * c);
+  }
+
+  // Word t (half 0) or t+4 (half 1) of row r.
+  __device__ __forceinline__ u32 word(int r, u32 t, int half) const {
+    const uint2 code = codes[CODES == 2 ? half : 0], bits = high[HIGH == 2 ? half : 0];
+    return code_word<C>(r == 0 ? code.x : code.y, HIGH == 0 ? 0 : r == 0 ? bits.x : bits.y, t + 4 * half);
+  }
+};
+
 // Words t and t+4 of one row: columns 4t..4t+3 and 16+4t..16+4t+3.
 template <int C> struct Frag {
   static constexpr CodecRow T = codec_row(C);
@@ -174,27 +208,46 @@ template <int C, int R> struct Scales {
   uint2 d, m;
   u32 sc[2], mn;
 
-  __device__ __forceinline__ static u32 bytes(const u8* p) { return R == 4 ? load4(p) : load1(p); }
-  __device__ __forceinline__ static uint2 halves(const u8* p) { return R == 4 ? load8(p) : make_uint2(load2(p), 0); }
+  __device__ __forceinline__ static u32 bytes(const u8* p) {
+    return R == 4 ? load4(p) : R == 2 ? load2(p) : load1(p);
+  }
+  __device__ __forceinline__ static uint2 halves(const u8* p) {
+    return R == 4 ? load8(p) : make_uint2(R == 2 ? load4(p) : load2(p), 0);
+  }
 
-  // Of rows `row`.. of tile `tile`, group `g`.
-  __device__ __forceinline__ void load(const Planes& w, u32 tile, u32 g, u32 row) {
-    u64 at = ((u64)tile * w.groups + g) * TILE_ROWS + row;
-    u64 of_d = BY_SUPER ? ((u64)tile * (w.groups / 8) + g / 8) * TILE_ROWS + row : at;
+  // Where the scales of a group lie, from a row of its tile on. STEP_BYTES is the distance to those of eight groups on.
+  struct At {
+    const u8 *d, *m, *sc, *mn;
+  };
+  static constexpr u32 D_BYTES = K == E8M0 ? 1 : 2, SC_BYTES = HALVES ? 2 * TILE_ROWS : TILE_ROWS;
+  static constexpr u32 D_STEP = (BY_SUPER ? 1 : 8) * TILE_ROWS * D_BYTES;
+
+  // `lane` is where those of row `row` of tile 0's group 0 lie.
+  __device__ __forceinline__ static At start(const Planes& w, u32 row) {
+    return {w.d + D_BYTES * row, w.m + 2 * row, w.sc + row, w.mn + row};
+  }
+  // Of group `g` of tile `tile`, from `start`.
+  __device__ __forceinline__ static At at(const At& start, const Planes& w, u32 tile, u32 g) {
+    const u32 group = tile * w.groups + g, of_d = BY_SUPER ? tile * (w.groups / 8) + g / 8 : group;
+    return {start.d + (u64)of_d * (TILE_ROWS * D_BYTES), start.m + (u64)of_d * (TILE_ROWS * D_BYTES),
+            start.sc + (u64)group * SC_BYTES, start.mn + (u64)group * TILE_ROWS};
+  }
+
+  // Of the group `8 * steps` after the one at `p`.
+  __device__ __forceinline__ void load(const At& p, int steps) {
+    const u8 *at_d = p.d + steps * D_STEP, *at_m = p.m + steps * D_STEP, *at_sc = p.sc + steps * 8 * SC_BYTES;
     if constexpr (K == E8M0) {
-      d = make_uint2(bytes(w.d + at), 0);
+      d = make_uint2(bytes(at_d), 0);
     } else {
-      d = halves(w.d + 2 * of_d);
+      d = halves(at_d);
     }
-    if constexpr (MINS) m = halves(w.m + 2 * of_d);
-    if constexpr (HALVES) {
-      u64 half = ((u64)tile * w.groups + g) * 2 * TILE_ROWS + row;
-      sc[0] = bytes(w.sc + half);
-      sc[1] = bytes(w.sc + half + TILE_ROWS);
-    } else if constexpr (K == SUPER_U8 || K == SUPER_I8) {
-      sc[0] = bytes(w.sc + at);
-    }
-    if constexpr (K == SUPER_U8) mn = bytes(w.mn + at);
+    if constexpr (MINS) m = halves(at_m);
+    if constexpr (BY_SUPER) sc[0] = bytes(at_sc);
+    if constexpr (HALVES) sc[1] = bytes(at_sc + TILE_ROWS);
+    if constexpr (K == SUPER_U8) mn = bytes(p.mn + steps * 8 * TILE_ROWS);
+  }
+  __device__ __forceinline__ void load(const Planes& w, u32 tile, u32 g, u32 row) {
+    load(at(start(w, row), w, tile, g), 0);
   }
 
   __device__ __forceinline__ static f32 half_at(const uint2& v, int r) {

@@ -1,10 +1,13 @@
 // The dot products of a GEMV: one tile of 16 rows against B activation rows, by warps that each take every n-th step of
 // the columns. A lane of a quantized step has 4 rows and a whole group; of a dense step 8 rows and one column at a time.
+// Quantized products of more than one row are few.cuh's, which gives the same bits.
 //
-// Each sum's order depends on the shape and the warps of a block alone, never on B or on the other rows.
+// Each sum's order depends on the shape and the warps of a block alone, never on B or on the other rows. Quantized: group
+// g is in chain (g / 8 % warps, g % 8); chains are added over the first, in order, then over the second in pairs 4, 2 and
+// 1 apart.
 //
 // Lane operations (SASS) a weight at B = 1: unpack (see codec.cuh) + 0.5 (IDP.4A, two halves of the activation) + 0.25
-// (scale, convert, multiply-add of a group's 4 sums); each further row 0.75. Dense: 1 convert + B multiply-adds.
+// (scale, convert, multiply-add of a group's 4 sums). Dense: 1 convert + B multiply-adds.
 #pragma once
 #include "codec.cuh"
 #include "quantize.cuh"
@@ -17,12 +20,28 @@ struct XRows {
   u64 q_row; // groups
 };
 
+// A row's sum and one more group: `dot` is its dot product times `d`. What every quantized product ends in.
+template <int C>
+__device__ __forceinline__ f32 add_group(f32 acc, const Scale& s, f32 dot, f32 d, const i32 (&sum)[2], i32 total) {
+  constexpr ScaleKind K = codec_row(C).scale;
+  acc = fmaf(s.s, dot, acc);
+  if constexpr (K == HALF_Q2K) {
+    acc = fmaf(s.m[0], d * (f32)sum[0], acc);
+    acc = fmaf(s.m[1], d * (f32)sum[1], acc);
+  } else if constexpr (has_mins(K)) {
+    acc = fmaf(s.m[0], d * (f32)total, acc);
+  }
+  return acc;
+}
+
 // One codec's step. ROWS is how many rows a lane sums for, COLS how many columns a warp's step covers.
 template <int C, int B, bool EXACT> struct Dot {
   static constexpr CodecRow T = codec_row(C);
   static constexpr bool DENSE_CODEC = T.part == DENSE;
   static constexpr int ROWS = DENSE_CODEC ? 8 : 4;
   static constexpr int COLS = DENSE_CODEC ? 64 : 256;
+  // True if sums are made as the head says of quantized ones.
+  static constexpr bool CHAINS = !DENSE_CODEC && !EXACT;
   // Lanes that share rows are this far apart, and its multiples.
   static constexpr int LANES = TILE_ROWS / ROWS;
 
@@ -60,50 +79,39 @@ template <int C, int B, bool EXACT> struct Dot {
     return true;
   }
 
-  // Codes against quantized activations, in integers up to the group's sum.
+  // Codes of one row's quantized activations, in integers up to the group's sum.
   __device__ __forceinline__ void quantized(const Planes& w, u32 tile, u32 step, const XRows& x,
                                             const u32 (&row)[B], f32 factor) {
+    static_assert(B == 1, "few.cuh takes more");
     u32 g;
     Quad<C> codes;
     Scales<C, 4> scales;
     if (!load(w, tile, step, g, codes, scales)) return;
+    const int4* p = (const int4*)(x.q + row[0] * x.q_row + g);
+    int4 v[5];
 #pragma unroll
-    for (int b = 0; b < B; b++) {
-      const int4* p = (const int4*)(x.q + row[b] * x.q_row + g);
-      int4 v[5];
+    for (int i = 0; i < 5; i++) v[i] = __ldg(p + i);
+    const i32 sum[2] = {v[4].x, v[4].y};
+    const f32 d = short_factor(__int_as_float(v[4].w)) * factor;
 #pragma unroll
-      for (int i = 0; i < 5; i++) v[i] = __ldg(p + i);
-      const i32 high[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w};
-      const i32 low[8] = {v[2].x, v[2].y, v[2].z, v[2].w, v[3].x, v[3].y, v[3].z, v[3].w};
-      const f32 d = __int_as_float(v[4].x);
-      const i32 sum[2] = {v[4].y, v[4].z};
+    for (int r = 0; r < 4; r++) {
+      i32 h[2] = {0, 0}, l[2] = {0, 0};
 #pragma unroll
-      for (int r = 0; r < 4; r++) {
-        i32 h[2] = {0, 0}, l[2] = {0, 0};
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          // An offset of 128 is taken off by the sign bit; others through the activations' sums.
-          u32 word = codes.word(r, i) ^ (T.offset == 128 ? 0x80808080u : 0);
-          h[i / 4] = __dp4a((i32)word, high[i], h[i / 4]);
-          l[i / 4] = __dp4a((i32)word, low[i], l[i / 4]);
-        }
-        const i32 offset = T.offset == 128 ? 0 : T.offset;
-        const Scale s = scales.row(r);
-        i32 dot;
-        if constexpr (has_halves(T.scale)) {
-          dot = s.sc[0] * (64 * h[0] + l[0] - offset * sum[0]) + s.sc[1] * (64 * h[1] + l[1] - offset * sum[1]);
-        } else {
-          dot = 64 * (h[0] + h[1]) + (l[0] + l[1]) - offset * (sum[0] + sum[1]);
-        }
-        const f32 df = d * factor;
-        acc[b][r] = fmaf(s.s * df, (f32)dot, acc[b][r]);
-        if constexpr (T.scale == HALF_Q2K) {
-          acc[b][r] = fmaf(s.m[0], df * (f32)sum[0], acc[b][r]);
-          acc[b][r] = fmaf(s.m[1], df * (f32)sum[1], acc[b][r]);
-        } else if constexpr (has_mins(T.scale)) {
-          acc[b][r] = fmaf(s.m[0], df * (f32)(sum[0] + sum[1]), acc[b][r]);
-        }
+      for (int i = 0; i < 8; i++) {
+        // An offset of 128 is taken off by the sign bit; others through the activations' sums.
+        u32 word = codes.word(r, i) ^ (T.offset == 128 ? 0x80808080u : 0);
+        h[i / 4] = __dp4a((i32)word, i < 4 ? v[i % 4].x : v[i % 4].y, h[i / 4]);
+        l[i / 4] = __dp4a((i32)word, i < 4 ? v[i % 4].z : v[i % 4].w, l[i / 4]);
       }
+      const i32 offset = T.offset == 128 ? 0 : T.offset;
+      const Scale s = scales.row(r);
+      i32 dot;
+      if constexpr (has_halves(T.scale)) {
+        dot = s.sc[0] * (64 * h[0] + l[0] - offset * sum[0]) + s.sc[1] * (64 * h[1] + l[1] - offset * sum[1]);
+      } else {
+        dot = 64 * (h[0] + h[1]) + (l[0] + l[1]) - offset * v[4].z;
+      }
+      acc[0][r] = add_group<C>(acc[0][r], s, d * (f32)dot, d, sum, v[4].z);
     }
   }
 
@@ -171,6 +179,30 @@ template <int C, int B, bool EXACT> struct Dot {
         for (int b = 0; b < B; b++) acc[b][r] = fmaf(value, xs[b], acc[b][r]);
       }
     }
+  }
+
+  // Quantized, one row: what the warp has, for `finish` to add up.
+  __device__ __forceinline__ void leave(float4 (*to)[32]) const {
+    to[threadIdx.x / 32][threadIdx.x % 32] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
+  }
+
+  // The tile's 16 sums of what warps first, first + 1, .. first + W - 1 have left, to be called by one warp.
+  template <int W> __device__ __forceinline__ static void finish(const float4 (*left)[32], u32 first, f32* to) {
+    const u32 lane = threadIdx.x % 32;
+    float4 sum = left[first][lane];
+#pragma unroll
+    for (int w = 1; w < W; w++) {
+      const float4 v = left[first + w][lane];
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+#pragma unroll
+    for (int o = 16; o >= 4; o /= 2) {
+      sum.x += __shfl_xor_sync(0xffffffffu, sum.x, o);
+      sum.y += __shfl_xor_sync(0xffffffffu, sum.y, o);
+      sum.z += __shfl_xor_sync(0xffffffffu, sum.z, o);
+      sum.w += __shfl_xor_sync(0xffffffffu, sum.w, o);
+    }
+    if (lane < 4) *(float4*)(to + 4 * lane) = sum;
   }
 
   // Sums over the warp's lanes and leaves the tile's 16 sums of each b in `to`.

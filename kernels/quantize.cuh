@@ -3,18 +3,24 @@
 #pragma once
 #include "params.h"
 
-// One group of one row. A code is 64*high + low and its value d*code.
+// Largest magnitude of a code.
+constexpr i32 CODE_MAX = 1904;
+
+// One group of one row. A code is 64*high + low and its value d*code. Words t and t+4 of the columns, 4 codes each, lie
+// together with their other halves: the 16 bytes that a lane of an mma fragment takes.
 struct QGroup {
-  i32 high[8]; // words of 4 codes, in the order of the columns: rounded to multiples of 64, divided by 64
-  i32 low[8];  // what is left: -32..31
+  struct Words {
+    i32 high[2]; // codes rounded to multiples of 64, divided by 64
+    i32 low[2];  // what is left: -32..31
+  } words[4];
+  i32 sum[2]; // of the codes of columns 0..16 and 16..32
+  i32 total;  // of all
   f32 d;
-  i32 sum[2];  // of the codes of columns 0..16 and 16..32
-  f32 pad;
 };
 static_assert(sizeof(QGroup) == 80, "launch/quantize.rs: GROUP_BYTES");
 
 // Quantizes a group; called by a whole warp, `v` is the lane's column. Rows whose largest magnitude is below 2^-100
-// become zero (1904/amax must stay finite); an infinity or NaN makes d a NaN, so that the fault shows in the output.
+// become zero (CODE_MAX/amax must stay finite); an infinity or NaN makes d a NaN, so that the fault shows in the output.
 __device__ __forceinline__ void quantize_group(f32 v, QGroup* out) {
   const u32 lane = threadIdx.x % 32, all = 0xffffffffu;
   u32 amax_bits = __float_as_uint(v) & 0x7fffffffu; // integers order as magnitudes do, NaN above all
@@ -22,13 +28,19 @@ __device__ __forceinline__ void quantize_group(f32 v, QGroup* out) {
   for (int o = 16; o > 0; o /= 2) amax_bits = max(amax_bits, __shfl_xor_sync(all, amax_bits, o));
   f32 amax = __uint_as_float(amax_bits);
   bool sound = amax_bits < 0x7f800000u, tiny = amax < 7.8886090522101181e-31f;
-  i32 code = sound && !tiny ? __float2int_rn(__fmul_rn(v, __fdiv_rn(1904.f, amax))) : 0;
+  i32 code = sound && !tiny ? __float2int_rn(__fmul_rn(v, __fdiv_rn((f32)CODE_MAX, amax))) : 0;
   i32 high = (code + 32) >> 6;
-  ((i8*)out->high)[lane] = (i8)high;
-  ((i8*)out->low)[lane] = (i8)(code - 64 * high);
+  QGroup::Words& words = out->words[lane / 4 % 4];
+  ((i8*)&words.high[lane / 16])[lane % 4] = (i8)high;
+  ((i8*)&words.low[lane / 16])[lane % 4] = (i8)(code - 64 * high);
   i32 sum = code;
 #pragma unroll
   for (int o = 8; o > 0; o /= 2) sum += __shfl_xor_sync(all, sum, o);
   if (lane % 16 == 0) out->sum[lane / 16] = sum;
-  if (lane == 0) out->d = !sound ? __uint_as_float(0x7fc00000) : tiny ? 0.f : __fdiv_rn(amax, 1904.f);
+  const i32 total = sum + __shfl_xor_sync(all, sum, 16);
+  if (lane == 0) out->total = total;
+  if (lane == 0) out->d = !sound ? __uint_as_float(0x7fc00000) : tiny ? 0.f : __fdiv_rn(amax, (f32)CODE_MAX);
 }
+
+// A group's factor as products take it: its last two bits cleared, so that 1.5 * 2^23 times it is exact (few.cuh).
+__device__ __forceinline__ f32 short_factor(f32 d) { return __uint_as_float(__float_as_uint(d) & ~3u); }

@@ -18,6 +18,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("quantize.cuh", include_str!("../../../kernels/quantize.cuh")),
     ("halves.cuh", include_str!("../../../kernels/halves.cuh")),
     ("gemv.cuh", include_str!("../../../kernels/gemv.cuh")),
+    ("few.cuh", include_str!("../../../kernels/few.cuh")),
     ("swiglu.cuh", include_str!("../../../kernels/swiglu.cuh")),
     ("gemm.cuh", include_str!("../../../kernels/gemm.cuh")),
     ("router.cuh", include_str!("../../../kernels/router.cuh")),

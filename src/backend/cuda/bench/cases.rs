@@ -136,7 +136,11 @@ pub(super) fn make<'a>(gpu: &'a Gpu, o: &Options, job: &Job) -> Result<Vec<Case<
         Spec::Experts(experts, picked, width, hidden) => {
             let [up, down] = experts_of(gpu, o.codec, n, (experts, picked, width, hidden))?;
             let name = |what: &str| format!("{what}, {picked} of {experts} x ({width}, {hidden})");
-            let both = [one(name("experts' gate and up"), up), one(name("experts' down"), down)];
+            let of_down = match fitting(o.codec, width) {
+                codec if codec == o.codec => name("experts' down"),
+                codec => format!("{}, {}", name("experts' down"), codec.name()),
+            };
+            let both = [one(name("experts' gate and up"), up), one(of_down, down)];
             both.into_iter().flatten().collect()
         }
     })
@@ -449,6 +453,17 @@ fn picks(n: usize, experts: usize, picked: usize, sets: usize) -> (Vec<u32>, f64
     (all, distinct as f64 / sets as f64)
 }
 
+/// The codec that files of `codec` have for a matrix whose width is no multiple of its block: what llama-quantize puts there.
+fn fitting(codec: Codec, cols: usize) -> Codec {
+    match codec {
+        _ if layout::planes(codec, 1, cols).is_some() => codec,
+        Codec::Q4K => Codec::Q5_0,
+        Codec::Q5K => Codec::Q5_1,
+        Codec::Q6K => Codec::Q8_0,
+        _ => Codec::IQ4NL,
+    }
+}
+
 /// Gate and up, then down, of routed experts.
 fn experts_of<'a>(
     gpu: &'a Gpu,
@@ -458,7 +473,7 @@ fn experts_of<'a>(
 ) -> Result<[Made<'a>; 2]> {
     const SETS: usize = 64;
     let gate = std::rc::Rc::new(Matrices::new(gpu, codec, width, hidden, 2 * n_experts)?);
-    let down = std::rc::Rc::new(Matrices::new(gpu, codec, hidden, width, n_experts)?);
+    let down = std::rc::Rc::new(Matrices::new(gpu, fitting(codec, width), hidden, width, n_experts)?);
     let base = |i: usize| [gate.at(0, 2 * i), gate.at(0, 2 * i + 1), down.at(0, i)].map(|m| m.base.0);
     let addresses: Vec<u64> = (0..n_experts).flat_map(base).collect();
     let (list, distinct) = picks(n, n_experts, n_picked, SETS);
@@ -516,6 +531,15 @@ fn experts_of<'a>(
         (Box::new(launch) as Launch<'a>, (distinct * weights) as u64 + act_bytes + io, macs)
     });
     Ok(both)
+}
+
+#[test]
+fn every_codec_has_one_that_fits_deepseeks_experts() {
+    for info in &crate::format::codec::TABLE {
+        let found = fitting(info.codec, 1408);
+        assert!(layout::planes(found, 2048, 1408).is_some(), "{}", info.name);
+        assert_eq!(found == info.codec, info.block_len <= 32, "{}", info.name);
+    }
 }
 
 #[test]

@@ -191,7 +191,7 @@ const ORIN: u32 = 87;
 
 /// Weights that a lane multiplies in a pass of a product's loop; 0 for kernels that multiply none. A byte dot product takes
 /// 4 of them, in two halves of the activation, for each row of a block; an mma of 16x8x16 takes 256 for a warp's 32 lanes
-/// and 8 rows; else a multiply-add takes one for a row.
+/// and 8 rows, as does half of a pair of 16x8x32 of bytes (half of that where scales are of 16 columns); else a multiply-add takes one for a row.
 fn weights_a_pass(unit: Unit, kernel: &str, code: &Loop, rows: usize) -> f64 {
     // As many rows as a block of the kernel multiplies a weight by: its name ends in them.
     let named = kernel.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok());
@@ -204,7 +204,11 @@ fn weights_a_pass(unit: Unit, kernel: &str, code: &Loop, rows: usize) -> f64 {
     match (code.pipes.tensor, code.dots) {
         (0, 0) => f64::from(code.fmas) / rows,
         (0, dots) => f64::from(dots) * 4.0 / 2.0 / rows,
-        (mmas, _) => f64::from(mmas) * 256.0 / 32.0 / (rows / 8.0),
+        (mmas, _) => {
+            let narrow = ["Q2_K", "Q3_K", "Q6_K"].iter().any(|c| unit.variant.ends_with(c));
+            let each = if unit.file == "gemv" && narrow { 128.0 } else { 256.0 };
+            f64::from(mmas) * each / 32.0 / (rows / 8.0)
+        }
     }
 }
 
@@ -223,6 +227,10 @@ fn weights_are_counted_by_what_multiplies_them() {
     assert_eq!(of("gemv", "swiglu_r4", count(0, 512, 8)), 256.0);
     assert_eq!(of("expert", "expert_down", count(0, 128, 8)), 256.0);
     assert_eq!(of("gemv", "gemv_w1", count(0, 0, 32)), 32.0);
+    // Two tiles by 4 groups against 8 rows: 8 mma of 16 x 32 weights for each half of the activations.
+    assert_eq!(of("gemv", "gemv_r8", count(16, 0, 64)), 128.0);
+    let narrow = Unit { file: "gemv", variant: "CODEC=CODEC_Q6_K" };
+    assert_eq!(weights_a_pass(narrow, "gemv_r8", &count(16, 0, 64), 3), 64.0);
     // A warp's two tiles by 32 columns against 64 rows: 32 mma for 1024 weights, 32 a lane.
     assert_eq!(of("gemm", "gemm_n64", count(32, 0, 0)), 32.0);
     assert_eq!(of("norm", "rms_norm", count(0, 0, 8)), 0.0);

@@ -114,12 +114,13 @@ const _: () = assert!(size_of::<ProductParams>() == 152);
 unsafe impl Params for ProductParams {}
 
 /// The kernel for `rows` rows and the rows that a block of it has. A quantized codec without quantized activations meets
-/// f32 ones.
+/// f32 ones; with them, one kernel has all of 2 to 8 rows.
 fn choose(codec: Codec, q: Ptr, exact: bool, rows: usize) -> (usize, usize) {
     match rows {
         // Dense codecs meet f32 activations anyway.
         _ if !codec.is_dense() && (exact || q.is_null()) => (4, 4),
         1 => (0, 1),
+        _ if !codec.is_dense() => (3, 8),
         2 => (1, 2),
         3..=4 => (2, 4),
         _ => (3, 8),
@@ -151,14 +152,19 @@ pub fn product(gpu: &Gpu, p: &Product) -> Result<()> {
         add: u32::from(p.add),
     };
     let tiles = tiles(p.w.rows as usize);
-    let blocks = [tiles as u32, p.heads as u32, p.rows.div_ceil(rows) as u32];
     // By the shape and the GPU alone, so that the order of a row's sum is the same in every batch.
     let wide = kernel < 4 && tiles * p.heads <= 2 * gpu.device.multiprocessors as usize;
     let (names, warps) = match wide {
         false => (["gemv_r1", "gemv_r2", "gemv_r4", "gemv_r8", "gemv_exact"], 4),
         true => (["gemv_w1", "gemv_w2", "gemv_w4", "gemv_w8", ""], if codec.is_dense() { 16 } else { 8 }),
     };
-    let (name, threads) = (names[kernel], 32 * warps);
+    let name = names[kernel];
+    // few.cuh: 8 warps whatever the shape, and two tiles a block unless tiles are few.
+    let (threads, each) = match kernel == 3 && !codec.is_dense() {
+        true => (256, if wide { 1 } else { 2 }),
+        false => (32 * warps, 1),
+    };
+    let blocks = [tiles.div_ceil(each) as u32, p.heads as u32, p.rows.div_ceil(rows) as u32];
     gpu.launch(unit("gemv", codec), name, Grid { blocks, threads, shared_bytes: 0 }, &params)
 }
 
