@@ -356,21 +356,7 @@ fn prefill<'a>(gpu: &'a Gpu, n: usize, shape: (usize, usize, usize, usize), made
             }
             false => Keys::Cached { kv_heads },
         };
-        let f = Flash {
-            seen: cache.seen(),
-            n,
-            heads,
-            some_heads: (0, heads),
-            d,
-            dv,
-            q: q.ptr(),
-            q_stride: heads * d,
-            scale: 0.1,
-            sinks: Ptr::NULL,
-            keys,
-            out: out.ptr(),
-        };
-        flash(gpu, &f)
+        flash(gpu, &Flash::of(cache.seen(), n, heads, (d, dv), q.ptr(), keys, out.ptr()))
     };
     Ok((Box::new(launch), bytes, macs))
 }
@@ -405,17 +391,7 @@ fn router<'a>(gpu: &'a Gpu, n: usize, (experts, picked, cols): (usize, usize, us
     let scratch = zeros(gpu, few_bytes(experts, cols, n))?;
     let bytes = w.bytes + x.len() as u64 + picks.len() as u64;
     let launch = move |i: usize| {
-        let none = Ptr::NULL;
-        let pick = Router {
-            logits: none,
-            rows: n,
-            bias: none,
-            given: none,
-            record: none,
-            outside: false,
-            route: (0, 0),
-            picks: picks.ptr(),
-        };
+        let pick = Router::of(Ptr::NULL, n, picks.ptr());
         few(gpu, &m, &RouterFew { w: w.at(i, 0), x: x.ptr(), x_row: cols, scratch: scratch.ptr(), pick })
     };
     Ok((Box::new(launch), bytes, (experts * cols * n) as u64))

@@ -169,20 +169,10 @@ fn check_flash(gpu: &Gpu, h: &Heads, kv: KvType, mask: Mask, position: usize, n:
     let scale = 4.0 / (h.d as f32).sqrt();
     let (bq, bs) = (gpu.upload(&q), sinks.as_ref().map(|s| gpu.upload(s)));
     let out = gpu.room(n * h.heads * h.dv * 4);
-    let job = Flash {
-        seen: cached.seen,
-        n,
-        heads: h.heads,
-        some_heads: (0, h.heads),
-        d: h.d,
-        dv: h.dv,
-        q: bq.ptr(),
-        q_stride: h.heads * h.d,
-        scale,
-        sinks: bs.as_ref().map_or(Ptr::NULL, |s| s.ptr()),
-        keys: Keys::Cached { kv_heads: h.kv_heads },
-        out: out.ptr(),
-    };
+    let keys = Keys::Cached { kv_heads: h.kv_heads };
+    let sinks_at = bs.as_ref().map_or(Ptr::NULL, |s| s.ptr());
+    let plain = Flash::of(cached.seen, n, h.heads, (h.d, h.dv), bq.ptr(), keys, out.ptr());
+    let job = Flash { scale, sinks: sinks_at, ..plain };
     flash(gpu, &job).unwrap();
     let got = gpu.download::<f32>(out.ptr(), n * h.heads * h.dv);
     expect_rows(h, mask, &positions, (&got, &q, k, v), scale, sinks.as_deref());
@@ -296,20 +286,9 @@ fn check_made(
     let out = gpu.room(n * heads * dv * 4);
     let scale = 4.0 / (d as f32).sqrt();
     let launch = |keys: Ptr, values: Ptr, tokens: usize, some_heads: (usize, usize), part: Part| {
-        let job = Flash {
-            seen: cached.seen,
-            n,
-            heads,
-            some_heads,
-            d,
-            dv,
-            q: bq.ptr(),
-            q_stride: heads * d,
-            scale,
-            sinks: Ptr::NULL,
-            keys: Keys::Made { keys, values, tokens, part, rope, lora },
-            out: out.ptr(),
-        };
+        let keys = Keys::Made { keys, values, tokens, part, rope, lora };
+        let plain = Flash::of(cached.seen, n, heads, (d, dv), bq.ptr(), keys, out.ptr());
+        let job = Flash { some_heads, scale, ..plain };
         assert!(flash::unit(kv, d, dv, &[rope, lora], false).is_some());
         flash(gpu, &job).unwrap();
     };

@@ -93,6 +93,23 @@ pub struct Flash {
     pub out: Ptr,
 }
 
+impl Flash {
+    /// All of `n` rows' heads at once, rows one after another, scores as they are, no sinks; `widths` of a query and a value.
+    pub fn of(
+        seen: Seen,
+        n: usize,
+        heads: usize,
+        widths: (usize, usize),
+        q: Ptr,
+        keys: Keys,
+        out: Ptr,
+    ) -> Flash {
+        let (d, dv) = widths;
+        let (some_heads, q_stride) = ((0, heads), heads * d);
+        Flash { seen, n, heads, some_heads, d, dv, q, q_stride, scale: 1.0, sinks: Ptr::NULL, keys, out }
+    }
+}
+
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct FlashParams {

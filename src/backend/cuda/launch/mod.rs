@@ -16,8 +16,6 @@ pub mod router;
 pub mod top;
 
 #[cfg(test)]
-mod attention_speed;
-#[cfg(test)]
 mod attention_tests;
 #[cfg(test)]
 mod router_tests;

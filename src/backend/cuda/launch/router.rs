@@ -31,6 +31,14 @@ pub struct Router {
     pub picks: Ptr,
 }
 
+impl Router {
+    /// The plain choice: no bias, nothing replayed or recorded. `logits` may be null for [`few`].
+    pub fn of(logits: Ptr, rows: usize, picks: Ptr) -> Router {
+        let none = Ptr::NULL;
+        Router { logits, rows, bias: none, given: none, record: none, outside: false, route: (0, 0), picks }
+    }
+}
+
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct RouterParams {

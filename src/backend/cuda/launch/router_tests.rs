@@ -46,14 +46,10 @@ fn check_router(gpu: &Gpu, m: &MoeHyper, logits: &[f32], bias: Option<&[f32]>, n
     let bb = bias.map(|b| gpu.upload(b));
     let (picks, record) = (gpu.room(rows * m.n_picked * 8), gpu.room(rows * stride * 4));
     let mut job = Router {
-        logits: bl.ptr(),
-        rows,
         bias: bb.as_ref().map_or(Ptr::NULL, |b| b.ptr()),
-        given: Ptr::NULL,
         record: record.ptr(),
-        outside: false,
         route: (stride, m.n_picked),
-        picks: picks.ptr(),
+        ..Router::of(bl.ptr(), rows, picks.ptr())
     };
     let mut given: Option<Vec<u32>> = None;
     for replay in [false, true] {
@@ -119,17 +115,7 @@ fn check_few(gpu: &Gpu, m: &MoeHyper, codec: Codec, cols: usize, rows: usize) {
     let (bw, bx) = (gpu.upload(&bytes), gpu.upload(&x));
     let picks = gpu.room(rows * m.n_picked * 8);
     let scratch = gpu.room(few_bytes(m.n_experts, cols, rows));
-    let none = Ptr::NULL;
-    let pick = Router {
-        logits: none,
-        rows,
-        bias: none,
-        given: none,
-        record: none,
-        outside: false,
-        route: (0, 0),
-        picks: picks.ptr(),
-    };
+    let pick = Router::of(Ptr::NULL, rows, picks.ptr());
     let w = MatrixParams::new(codec, m.n_experts, cols, &planes, bw.ptr());
     let job = RouterFew { w, x: bx.ptr(), x_row: cols, scratch: scratch.ptr(), pick };
     for _ in 0..2 {

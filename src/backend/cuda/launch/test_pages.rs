@@ -86,11 +86,6 @@ impl Cached {
         Cached { positions, seen, layout, mask, bytes, page_bytes, tables, pages, _row_map: row_map }
     }
 
-    /// Zeroes all pages: what a measurement reads.
-    pub fn zero(&self, gpu: &Gpu) {
-        gpu.device.zero(self.pages.ptr(), self.bytes.len()).unwrap();
-    }
-
     /// Where the layer's part of the page of a position starts, and the position's slot there.
     fn locate(&self, row: usize, position: usize) -> (usize, usize) {
         let (index, slot) = Placement { stride: self.mask.stride() }.locate(position);

@@ -244,9 +244,16 @@ impl Streamed {
         self.misses += self.missing.len() as u64;
         let done = self.fill(layer);
         self.fetched.clear();
-        // Also after a failure: what was begun must be there before anyone reads it.
-        self.upload.before_next(device)?;
-        done
+        match done {
+            Ok(()) => self.upload.before_next(device),
+            Err(e) => {
+                // Slots that were given up are still copied to, or read by work before.
+                self.upload.settle()?;
+                device.synchronize()?;
+                self.idle();
+                Err(e)
+            }
+        }
     }
 
     fn fill(&mut self, layer: LayerId) -> Result<()> {
@@ -256,10 +263,16 @@ impl Streamed {
             assert_eq!(self.fetched.len(), ids.len(), "a source gives what was asked for");
             for (i, &(expert, slot)) in missing.iter().enumerate() {
                 let own = slot.map_or_else(|| self.take_slot(), Ok)?;
-                self.put(own, layer, expert, i).inspect_err(|_| self.slots.clear(own))?;
+                self.put(own, layer, expert, i)?;
             }
-            Ok(())
+            self.upload.send()
         });
+        if result.is_err() {
+            // Some have come, some have not: none counts.
+            for slot in ids.iter().filter_map(|&e| self.slots.find(layer, e)).collect::<Vec<_>>() {
+                self.slots.clear(slot);
+            }
+        }
         self.missing = missing;
         result
     }
@@ -278,7 +291,7 @@ impl Streamed {
         }
     }
 
-    /// Sends fetched expert number `i` to a slot and writes its table entry.
+    /// Puts fetched expert number `i` in line for a slot and writes its table entry.
     fn put(&mut self, slot: SlotId, layer: LayerId, expert: ExpertId, i: usize) -> Result<()> {
         let of = self.layers[layer].expect("a layer with experts");
         let places = of.places(self.at[slot]);
@@ -288,7 +301,7 @@ impl Streamed {
         let e = self.fetched[i].clone();
         for ((m, stored), at) in [&e.gate, &e.up, &e.down].into_iter().zip(&of.stored).zip(places) {
             if !m.bytes.is_empty() {
-                self.upload.matrix(at, m, stored)?;
+                self.upload.matrix(at, m, stored);
             } else if !self.source.forgets_freely() {
                 let found = format!("no bytes of layer {layer} expert {expert}");
                 return Err(Error::bad("model", "experts", "weights", found));
