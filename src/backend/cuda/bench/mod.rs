@@ -191,7 +191,8 @@ const ORIN: u32 = 87;
 
 /// Weights that a lane multiplies in a pass of a product's loop; 0 for kernels that multiply none. A byte dot product takes
 /// 4 of them, in two halves of the activation, for each row of a block; an mma of 16x8x16 takes 256 for a warp's 32 lanes
-/// and 8 rows, as does half of a pair of 16x8x32 of bytes (half of that where scales are of 16 columns); else a multiply-add takes one for a row.
+/// and 8 rows, as does half of a pair of 16x8x32 of bytes (half of that where scales are of 16 columns); else a
+/// multiply-add takes one for a row.
 fn weights_a_pass(unit: Unit, kernel: &str, code: &Loop, rows: usize) -> f64 {
     // As many rows as a block of the kernel multiplies a weight by: its name ends in them.
     let named = kernel.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok());
