@@ -4,6 +4,7 @@ pub mod daemon;
 mod interrupts;
 pub mod keeper;
 pub mod power;
+pub mod settings;
 
 pub use interrupts::Interrupts;
 

@@ -217,8 +217,18 @@ fn mistakes_are_one_line_and_an_exit_code() {
         (&["bench", "--kernels=q9_9"], 2, "q4_0"),
         (&["bench", "--backend", "cpu", "--fake-missing", "0.5"], 2, "--fake-missing: expected a model on"),
         (&["bench", "--fake-missing", "1.5"], 2, "a number from 0 to 1"),
-        (&["run", "hi", "--expert-budget", "3T"], 2, "expert_budget (flag): expected bytes"),
+        (&["run", "hi", "--expert-budget", "3T"], 2, "--expert-budget: flag: expected bytes"),
         (&["bench", "--kernels", "--roof-mib", "70000"], 2, "--roof-mib"),
+        (&["run", "hi", "--temp", "-1"], 2, "--temp: flag: expected a number from 0 to 100"),
+        (&["run", "hi", "--temp", "-inf"], 2, "--temp: flag: expected a number from 0 to 100"),
+        (&["run", "hi", "--repeat-penalty", "0"], 2, "--repeat-penalty: flag: expected a number from 0.001"),
+        (&["run", "hi", "--top-k", "-1"], 2, "'-1' for '--top-k"),
+        (&["run", "hi", "-c", "-1"], 2, "'-1' for '--ctx-size <N>': expected a whole number, 0 or more"),
+        (&["stop", "-1"], 2, "'-1' for '<ID>': expected a whole number"),
+        (&["run", "-hf", "some/model"], 2, "-hf: expected a file or folder with -m"),
+        (&["run", "-hx"], 2, "-hx: expected -h or --help"),
+        (&["list", "--models", "no/such"], 2, "serve.models: expected a folder"),
+        (&["list", "--at", "no/such"], 2, "no/such: connect to the daemon"),
     ];
     for (args, code, says) in cases {
         let (got, line) = refused(args);
@@ -336,6 +346,34 @@ fn the_daemon_checks_itself() {
     let lines: Vec<&str> = shown.lines().filter(|l| l.contains("# file")).collect();
     assert_eq!(lines.len(), 2, "{shown}");
     assert_eq!(daemon(&["--config", &path("none.toml"), "--print-config"]).status.code(), Some(2));
+    // The daemon's own default is in the print, and does not become a setting by it: the bytes load to the same.
+    assert!(shown.contains("\ntemp = 0.5") && shown.contains("\n# kv = \"f16\""), "{shown}");
+    let own = stdout(&daemon(&["--print-config", "-m", "x.gguf"]));
+    assert!(own.contains("\n# temp = 1.0 ") && own.contains("\nmodel = \"x.gguf\" "), "{own}");
+    std::fs::write(path("own.toml"), &own).unwrap();
+    let again = stdout(&daemon(&["--config", &path("own.toml"), "--print-config"]));
+    assert!(again.contains("\n# temp = 1.0 "), "{again}");
+    // What would fail at the start, or at the first request, fails here.
+    std::fs::write(path("file"), "").unwrap();
+    for (setting, says) in [
+        ("serve.group = \"no-such-group\"".to_owned(), "serve.group"),
+        ("serve.models = \"no/such\"".into(), "serve.models"),
+        (format!("serve.spill = {:?}", path("file")), "serve.spill: expected a folder"),
+        (format!("serve.sessions = {:?}", path("file/a")), "serve.sessions: expected a folder"),
+        ("expert_budget = \"x\"".into(), "expert_budget"),
+        ("power.board = \"x\"".into(), "power.board"),
+        ("power.profile = \"x\"".into(), "profiles of "),
+        ("context = 1".into(), "context: expected 0, or room"),
+    ] {
+        std::fs::write(path("bad.toml"), setting).unwrap();
+        for verb in ["--print-config", "--check"] {
+            let refused = daemon(&["--config", &path("bad.toml"), verb]);
+            let said = stderr(&refused);
+            assert!(refused.status.code() == Some(2) && said.contains(says), "{verb}: {said}");
+        }
+    }
+    let help = daemon(&["-hf", "x"]);
+    assert!(help.status.code() == Some(2) && stderr(&help).contains("nothing is downloaded"));
     // A first line is enough to see that text streams as it is made.
     let text = BufReader::new(shown.as_bytes()).lines().next().unwrap().unwrap();
     assert!(text.starts_with("# settings file: "));

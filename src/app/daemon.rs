@@ -1,18 +1,16 @@
-//! What the daemon serves: models found by name, loaded as the settings say, and the settings themselves.
+//! What the daemon serves: models found by name, loaded as the settings say.
 
 use crate::app::keeper::Told;
 use crate::app::{self, Options, Text};
-use crate::config::{Config, Origin};
+use crate::config::Config;
 use crate::engine::Budget;
 use crate::engine::service::{Limits, OnPanic, Service};
-use crate::sample::SampleParams;
-use crate::serve::{Kind, Known, Loaded, Loader, Settings};
+use crate::serve::{Kind, Known, Loaded, Loader};
 use crate::units::{Error, Result};
 use crate::weights::Meta;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 /// Models that the daemon can load, by name.
 pub struct Shelf {
@@ -90,6 +88,13 @@ impl Shelf {
     /// Takes the names of new settings.
     pub fn rename(&self, config: &Config) {
         *self.names.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Names::of(config);
+    }
+
+    /// Names that were given to what is not there. That is no error: a disk may be mounted later.
+    pub fn dangling(&self) -> Vec<(String, PathBuf)> {
+        let names = self.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let targets = names.aliases.iter().map(|(n, t)| (n.clone(), names.target(t)));
+        targets.filter(|(_, path)| !path.exists()).collect()
     }
 
     /// Every model: name and path, the default first, each name once.
@@ -214,64 +219,6 @@ impl Loader for Arc<Shelf> {
     }
 }
 
-/// The server's part of the settings.
-pub fn settings(config: &Config) -> Result<Settings> {
-    let file = config.file.clone().unwrap_or_else(|| "settings".into());
-    let bad = |key: &str, expected: &str, found: &str| Error::bad(&file, key, expected, format!("{found:?}"));
-    let seconds = |key: &str| Duration::from_secs_f64(config.real(key));
-    let mode = config.text("serve.mode");
-    let octal = u32::from_str_radix(mode.trim_start_matches("0o"), 8).ok().filter(|m| *m <= 0o777);
-    let tcp = match config.text("serve.tcp") {
-        "" => None,
-        text => {
-            let address: Option<SocketAddr> = text.replace("localhost:", "127.0.0.1:").parse().ok();
-            // Another machine has no business here: a proxy in front can add what that needs.
-            let local = address.filter(|a| a.ip().is_loopback());
-            Some(local.ok_or_else(|| bad("serve.tcp", "a loopback address and port", text))?)
-        }
-    };
-    let group = config.text("serve.group");
-    let (_, set) = config.get("sample.temp");
-    Ok(Settings {
-        socket: config.text("serve.socket").into(),
-        mode: octal.ok_or_else(|| bad("serve.mode", "an octal mode such as 660", mode))?,
-        group: (!group.is_empty()).then(|| group.to_owned()),
-        tcp,
-        token: token(config.text("serve.token_file"))?,
-        connections: config.count("serve.connections") as usize,
-        body_bytes: config.count("serve.body_bytes") as usize,
-        head_within: seconds("serve.head_s"),
-        body_within: seconds("serve.body_s"),
-        write_within: seconds("serve.write_s"),
-        request_within: seconds("serve.request_s"),
-        load_within: seconds("serve.load_s"),
-        idle_unload: Some(seconds("serve.idle_unload_s")).filter(|d| !d.is_zero()),
-        shutdown_within: seconds("serve.shutdown_s"),
-        preload: config.text("serve.preload") == "yes",
-        sample: SampleParams {
-            // OpenAI's default, which its clients rely on, unless the settings say otherwise.
-            temp: if set == Origin::Default { 1.0 } else { config.real("sample.temp") as f32 },
-            top_k: config.count("sample.top_k") as usize,
-            top_p: config.real("sample.top_p") as f32,
-            min_p: config.real("sample.min_p") as f32,
-            repeat_penalty: config.real("sample.repeat_penalty") as f32,
-            ..SampleParams::default()
-        },
-    })
-}
-
-/// The token in a file, without the line end.
-fn token(file: &str) -> Result<Option<String>> {
-    if file.is_empty() {
-        return Ok(None);
-    }
-    let text = std::fs::read_to_string(file).map_err(|e| Error::io(file, "read the token", e))?;
-    match text.trim() {
-        "" => Err(Error::bad(file, "token", "a token", "an empty file")),
-        token => Ok(Some(token.to_owned())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -300,21 +247,13 @@ mod tests {
         ));
         let names: Vec<String> = shelf.known().unwrap().into_iter().map(|k| k.name).collect();
         assert_eq!(names, ["small", "a", "big", "hf"]);
+        assert_eq!(shelf.dangling(), []);
+        let lost = config("[aliases]\nlost = \"no/such\"\n", dir.path());
+        assert_eq!(
+            Shelf::new(Options::new(""), None, &lost, None).dangling(),
+            [("lost".to_owned(), "no/such".into())]
+        );
         let outside = Shelf::new(Options::new(""), Some("x/y.gguf".into()), &config(&text, dir.path()), None);
         assert_eq!(outside.models().unwrap()[0], ("y".to_owned(), "x/y.gguf".into()));
-    }
-
-    #[test]
-    fn settings_are_checked_by_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let say = |text: &str| settings(&config(text, dir.path())).unwrap_err().to_string();
-        assert!(say("serve.mode = \"999\"").contains("serve.mode"));
-        assert!(say("serve.tcp = \"0.0.0.0:80\"").contains("serve.tcp: expected a loopback address"));
-        assert!(say("serve.token_file = \"no/such\"").contains("no/such"));
-        let s =
-            settings(&config("serve.idle_unload_s = 5\nserve.tcp = \"localhost:0\"", dir.path())).unwrap();
-        assert_eq!((s.idle_unload, s.sample.temp), (Some(Duration::from_secs(5)), 1.0));
-        assert!(s.tcp.unwrap().ip().is_loopback());
-        assert_eq!(settings(&config("sample.temp = 0", dir.path())).unwrap().sample.temp, 0.0);
     }
 }

@@ -30,9 +30,19 @@ pub struct Common {
 impl Common {
     /// The settings with the given flags on top; also sets the log level they ask for.
     pub fn config(&self, flags: Vec<Override>) -> Result<Config> {
-        let config = Config::load(self.config.as_deref(), &|name| std::env::var(name).ok(), &flags)?;
-        observe::init_log(self.verbosity(Some(config.text("log"))));
+        let config = self.read(&flags)?;
+        self.log(&config);
         Ok(config)
+    }
+
+    /// The settings with the given flags on top.
+    pub fn read(&self, flags: &[Override]) -> Result<Config> {
+        Config::load(self.config.as_deref(), &|name| std::env::var(name).ok(), flags)
+    }
+
+    /// Has the log say as much as flags and settings ask for.
+    pub fn log(&self, config: &Config) {
+        observe::init_log(self.verbosity(Some(config.text("log"))));
     }
 
     /// What the flags say, else what the settings say, else warnings.

@@ -109,7 +109,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         let expected = format!("at least one test with batches from 1 to {BATCH_MAX}");
         return Err(Error::bad("command line", "--pp, --tg, --batch", expected, format!("{:?}", args.batch)));
     }
-    let mut options = args.load.options(model, &config)?;
+    let mut options = args.load.options(model, &config);
     options.fake_missing = args.fake_missing;
     options.context_tokens = longest.saturating_add(SLACK + widest);
     options.sequences = widest;

@@ -1,16 +1,15 @@
 //! The daemon `tegud`: `tegu serve` under the name that its service has, and what is checked before it is installed.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use super::args::Common;
+use super::load;
 use super::out::Out;
 use super::serve::{self, ServeArgs};
-use super::{load, resolve};
-use crate::app;
-use crate::config::Config;
+use crate::app::settings::{check_board, check_folders, settings};
+use crate::app::{self, Options};
 use crate::engine::{Budget, Event, Request};
 use crate::observe;
 use crate::sample::{SampleParams, Sampler};
@@ -47,9 +46,9 @@ Exit codes:
 
 /// The `tegud` program.
 pub fn main() -> ExitCode {
-    let daemon = match Daemon::try_parse() {
-        Ok(d) => d,
-        Err(e) => return super::usage(&e, "tegud"),
+    let daemon: Daemon = match super::parse(std::env::args_os(), "tegud") {
+        Ok(daemon) => daemon,
+        Err(code) => return code,
     };
     observe::init_log(daemon.common.verbosity(None));
     super::exit(daemon.run())
@@ -60,22 +59,28 @@ impl Daemon {
         if !self.print_config && !self.check {
             return serve::run(&self.serve, &self.common);
         }
-        let config = self.common.config(self.serve.overrides())?;
+        let config = serve::config(&self.serve, &self.common)?;
         // What could be refused at the start of serving is refused here too.
-        crate::app::daemon::settings(&config)?;
+        settings(&config)?;
+        check_folders(&config)?;
+        check_board(&config)?;
         if self.print_config {
             Out::stdout().text(&config.to_string())?;
         }
         if self.check {
-            let model = resolve::model(self.serve.load.model_flag.as_deref(), &config)?;
-            self.self_test(model, &config)?;
+            let shelf = serve::shelf(&self.serve, &config, None, None)?;
+            serve::warn_of_lost(&shelf);
+            let (_, path) = shelf.models()?.into_iter().next().ok_or_else(|| {
+                Error::bad(config.text("serve.models"), "serve.models", "a folder with a model", "none in it")
+            })?;
+            Daemon::self_test(Options { path, ..serve::options(&self.serve, &config) })?;
         }
         Ok(())
     }
 
     /// One token from the loaded model: weights, kernels and cache are all touched once.
-    fn self_test(&self, model: PathBuf, config: &Config) -> Result<()> {
-        let opened = app::prepare(self.serve.load.options(model, config)?)?;
+    fn self_test(options: Options) -> Result<()> {
+        let opened = app::prepare(options)?;
         let text = load::text(&opened)?;
         let path = opened.source.path().to_owned();
         let loaded = load::load(opened)?;
@@ -107,8 +112,29 @@ impl Daemon {
     }
 }
 
+/// The table of its arguments.
+#[cfg(test)]
+pub fn command() -> clap::Command {
+    <Daemon as clap::CommandFactory>::command()
+}
+
 #[test]
 fn the_argument_table_is_consistent() {
-    use clap::CommandFactory;
-    Daemon::command().debug_assert();
+    super::numbers::negative_too(command()).debug_assert();
+}
+
+/// A refused value is told by the flag that set it.
+#[test]
+fn settings_name_the_flags_that_there_are() {
+    use crate::config::KEYS;
+    let args = "tegud --socket a --tcp b --models c -c 1 --idle-unload 1 --board off --profile d --clocks no -m e -t 1 \
+                --spin-us 1 --backend cpu --kv f16 --expert-budget 1";
+    let daemon = Daemon::try_parse_from(args.split_whitespace()).unwrap();
+    let overrides = daemon.serve.overrides();
+    assert_eq!(overrides.len(), 14);
+    for (name, _) in overrides {
+        let key = KEYS.iter().find(|k| k.name == name).unwrap();
+        let flag = key.flag();
+        assert!(command().get_arguments().any(|a| a.get_long() == Some(&flag)), "{name}: --{flag}");
+    }
 }

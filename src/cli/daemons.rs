@@ -1,5 +1,9 @@
 //! `tegu ps`, `tegu stop`, `tegu list`: what a running daemon does, and what it could.
 
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -8,7 +12,10 @@ use super::out::{self, Out};
 use super::remote::{self, Remote};
 use crate::app::Options;
 use crate::app::daemon::Shelf;
-use crate::units::{Bytes, Result};
+use crate::config::Config;
+use crate::observe;
+use crate::serve::Loader;
+use crate::units::{Bytes, Error, Result};
 
 /// `tegu ps`
 #[derive(Debug, Args)]
@@ -32,12 +39,14 @@ pub struct StopArgs {
 /// `tegu list`
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// Folder of models [default: the settings' serve.models]
-    #[arg(long, value_name = "FOLDER")]
-    models: Option<std::path::PathBuf>,
+    /// Look into this folder of models instead of asking a daemon
+    #[arg(long, value_name = "FOLDER", conflicts_with = "at")]
+    models: Option<PathBuf>,
     /// One JSON object on standard output
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    remote: Remote,
 }
 
 /// Shows the daemon's open requests.
@@ -66,23 +75,86 @@ pub fn stop(args: &StopArgs, common: &Common) -> Result<()> {
     Out::stdout().text(&format!("request {} is stopped\n", args.id))
 }
 
-/// Shows the models that a daemon with these settings serves.
+/// A model of a listing.
+struct Row {
+    name: String,
+    file_bytes: u64,
+    /// Whether it is in the daemon's memory, where one was asked.
+    loaded: Option<bool>,
+    /// Where it is, where this process found it.
+    path: Option<PathBuf>,
+}
+
+/// Shows the models that the daemon serves, or, where none runs, those that one with these settings would.
 pub fn list(args: &ListArgs, common: &Common) -> Result<()> {
     let flags = args.models.iter().map(|f| ("serve.models", f.to_string_lossy().into_owned())).collect();
     let config = common.config(flags)?;
-    // As the daemon has it: a folder stands for itself, else there is a default.
-    let folder_only = config.text("model").is_empty() && !config.text("serve.models").is_empty();
-    let default = if folder_only { None } else { Some(super::resolve::model(None, &config)?) };
-    let shelf = Shelf::new(Options::new(""), default, &config, None);
-    let models = shelf.models()?;
-    let bytes = |p: &std::path::Path| std::fs::metadata(p).map_or(0, |m| m.len());
+    let asked = if args.models.is_some() { None } else { ask(&args.remote, &config)? };
+    let rows = match asked {
+        Some(rows) => rows,
+        None => find(&config)?,
+    };
     if args.json {
-        let one = |(name, path): &(String, std::path::PathBuf)| json!({ "name": name, "path": path, "file_bytes": bytes(path) });
-        return Out::stdout().json(&json!({ "models": models.iter().map(one).collect::<Vec<_>>() }));
+        let one = |r: &Row| json!({ "name": r.name, "path": r.path, "file_bytes": r.file_bytes, "loaded": r.loaded });
+        return Out::stdout().json(&json!({ "models": rows.iter().map(one).collect::<Vec<_>>() }));
     }
-    let mut rows = vec![vec!["NAME".to_owned(), "SIZE".into(), "PATH".into()]];
-    rows.extend(
-        models.iter().map(|(n, p)| vec![n.clone(), Bytes(bytes(p)).to_string(), p.display().to_string()]),
-    );
-    Out::stdout().text(&out::table(&rows))
+    let mut table = vec![vec!["NAME".to_owned(), "SIZE".into(), "WHERE".into()]];
+    table.extend(rows.into_iter().map(|r| {
+        let place = match (r.path, r.loaded) {
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(true)) => "in memory".into(),
+            (None, _) => "on disk".into(),
+        };
+        vec![r.name, Bytes(r.file_bytes).to_string(), place]
+    }));
+    Out::stdout().text(&out::table(&table))
+}
+
+/// What the daemon says; none where there is none and none was named.
+fn ask(remote: &Remote, config: &Config) -> Result<Option<Vec<Row>>> {
+    let client = remote.client_of(config)?;
+    let answer = match remote::json(&client, "GET", "/v1/models", None) {
+        Ok(answer) => answer,
+        Err(Error::Io { source, .. }) if remote.at.is_none() && is_nobody(source.kind()) => {
+            observe::note(format_args!(
+                "no daemon at {}: what one with these settings would serve",
+                client.address()
+            ));
+            return Ok(None);
+        }
+        Err(e) => return Err(e),
+    };
+    let row = |m: &Value| Row {
+        name: m["id"].as_str().unwrap_or_default().to_owned(),
+        file_bytes: m["file_bytes"].as_u64().unwrap_or(0),
+        loaded: Some(m["loaded"] == true),
+        path: None,
+    };
+    Ok(Some(answer["data"].as_array().into_iter().flatten().map(row).collect()))
+}
+
+/// That nobody listens, as against a daemon that is not for us or broke.
+fn is_nobody(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+}
+
+/// What a daemon with these settings would find.
+fn find(config: &Config) -> Result<Vec<Row>> {
+    let folder = config.text("serve.models");
+    if !folder.is_empty() && !Path::new(folder).is_dir() {
+        return Err(Error::bad("settings", "serve.models", "a folder", format!("{folder:?}")));
+    }
+    // As the daemon has it: a folder stands for itself, else there is a default.
+    let folder_only = config.text("model").is_empty() && !folder.is_empty();
+    let default = if folder_only { None } else { Some(super::resolve::model(None, config)?) };
+    let shelf = Arc::new(Shelf::new(Options::new(""), default, config, None));
+    let found = shelf.models()?.into_iter().zip(shelf.known()?);
+    Ok(found
+        .map(|((name, path), known)| Row {
+            name,
+            file_bytes: known.file_bytes,
+            loaded: None,
+            path: Some(path),
+        })
+        .collect())
 }

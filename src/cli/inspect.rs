@@ -49,7 +49,7 @@ pub fn run(args: &InspectArgs, common: &Common) -> Result<()> {
     flags.extend(args.ctx_size.map(|n| ("context", n.to_string())));
     let config = common.config(flags)?;
     let model = resolve::model(args.model.as_deref().or(args.load.model_flag.as_deref()), &config)?;
-    let opened = app::prepare(args.load.options(model, &config)?)?;
+    let opened = app::prepare(args.load.options(model, &config))?;
     let mut report = report(&opened);
     if args.tensors {
         report["tensors"] = tensors(&opened.source);

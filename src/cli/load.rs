@@ -6,13 +6,13 @@ use super::args::Load;
 use crate::app::{self, App, Choice, Options, Prepared};
 use crate::backend::KvType;
 use crate::backend::cuda::Wait;
-use crate::config::{Config, Origin};
+use crate::config::{self, Config, Origin};
 use crate::observe::{self, Progress, Unit};
-use crate::units::{Bytes, Error, Result};
+use crate::units::{Bytes, Result};
 
 impl Load {
     /// How to open the model at `path`, by these flags and the settings.
-    pub fn options(&self, path: std::path::PathBuf, config: &Config) -> Result<Options> {
+    pub fn options(&self, path: std::path::PathBuf, config: &Config) -> Options {
         let mut options = Options::new(path);
         options.threads = config.count("threads") as usize;
         options.spin_us = config.count("spin_us");
@@ -34,39 +34,9 @@ impl Load {
             _ => None,
         };
         options.wait = if config.text("cuda_wait") == "spin" { Wait::Spin } else { Wait::Block };
-        let budget = config.text("expert_budget");
-        if !budget.is_empty() {
-            let bytes = bytes_of(budget).ok_or_else(|| {
-                let (_, origin) = config.get("expert_budget");
-                let expected = "bytes, or a number with K, M or G behind it";
-                Error::bad("settings", format!("expert_budget ({origin})"), expected, budget)
-            });
-            options.expert_bytes = Some(bytes?);
-        }
-        Ok(options)
-    }
-}
-
-/// Reads `4096`, `64K`, `512M` or `3G` (powers of 1024; `3GiB` too).
-fn bytes_of(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let shift = match text[digits..].trim().trim_end_matches("iB").to_ascii_uppercase().as_str() {
-        "" | "B" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        _ => return None,
-    };
-    text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift)
-}
-
-#[test]
-fn sizes_are_read() {
-    let read = [("4096", 4096), ("64K", 64 << 10), (" 512MiB ", 512 << 20), ("3 g", 3 << 30), ("0", 0)];
-    assert!(read.iter().all(|&(text, bytes)| bytes_of(text) == Some(bytes)));
-    for bad in ["", "G", "-1", "1.5G", "3T", "99999999999G", "ä"] {
-        assert_eq!(bytes_of(bad), None, "{bad}");
+        // Empty is unset; what is neither that nor bytes, the settings have refused.
+        options.expert_bytes = config::bytes_of(config.text("expert_budget"));
+        options
     }
 }
 

@@ -80,7 +80,7 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
     let tokens = tokens(args)?;
     let model = resolve::model(args.model.as_deref().or(args.load.model_flag.as_deref()), &config)?;
     super::aside::differs(&args.output, &model)?;
-    let mut options = args.load.options(model, &config)?;
+    let mut options = args.load.options(model, &config);
     options.context_tokens = tokens.len();
     options.sequences = args.batch.into();
     options.rows_max = options.rows_max.max(args.batch.into());

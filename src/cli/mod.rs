@@ -19,6 +19,7 @@ mod kernels;
 mod llama;
 mod load;
 mod logits;
+mod numbers;
 mod out;
 mod pack;
 mod perplexity;
@@ -33,6 +34,7 @@ mod synth;
 mod tensors;
 mod top;
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
@@ -129,11 +131,17 @@ enum Command {
 
 /// The `tegu` program.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(llama::rewrite(std::env::args_os())) {
-        Ok(cli) => cli,
-        Err(e) => return usage(&e, "tegu"),
-    };
-    exit(dispatch(cli))
+    match parse(std::env::args_os(), "tegu") {
+        Ok(cli) => exit(dispatch(cli)),
+        Err(code) => code,
+    }
+}
+
+/// Reads a program's arguments, llama.cpp's spellings among them; else says why not, and with which code to leave.
+fn parse<P: Parser>(args: impl Iterator<Item = OsString>, program: &str) -> std::result::Result<P, ExitCode> {
+    let args = llama::rewrite(args).map_err(|e| exit(Err(e)))?;
+    let matches = numbers::negative_too(P::command()).try_get_matches_from(args);
+    matches.and_then(|m| P::from_arg_matches(&m)).map_err(|e| usage(&e, program))
 }
 
 /// What the parser stopped at: help goes to standard output with code 0, a usage error to standard error in one line
@@ -151,7 +159,7 @@ fn usage_error(text: &str) -> String {
     let lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
     let said: Vec<&str> =
         lines.take_while(|l| !l.starts_with("Usage:") && !l.starts_with("For more")).collect();
-    let said = said.join(" ");
+    let said = numbers::in_words(&said.join(" "));
     crate::units::one_line(&format!("{}; see --help", said.strip_prefix("error: ").unwrap_or(&said)))
 }
 
@@ -222,7 +230,7 @@ fn text_file(file: &Path, max_bytes: u64) -> Result<String> {
 
 #[test]
 fn the_argument_table_is_consistent() {
-    Cli::command().debug_assert();
+    numbers::negative_too(Cli::command()).debug_assert();
     // The settings' words for the log are those that the log knows.
     let words = crate::config::KEYS.iter().find(|k| k.name == "log").map(|k| k.kind.expected());
     assert_eq!(words, Some(format!("one of {}", observe::Verbosity::NAMES.join(", "))));

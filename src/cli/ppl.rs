@@ -56,7 +56,7 @@ const TEXT_BYTES_MAX: u64 = 512 << 20;
 pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
     let config = common.config(args.load.overrides())?;
     let model = resolve::model(args.model.as_deref().or(args.load.model_flag.as_deref()), &config)?;
-    let mut options = args.load.options(model, &config)?;
+    let mut options = args.load.options(model, &config);
     let windows = Windows { ctx: args.ctx as usize, skip_half: args.skip_half };
     options.context_tokens = windows.ctx;
     let opened = app::prepare(options)?;

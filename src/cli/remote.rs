@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::args::Common;
+use crate::config::Config;
 use crate::net::{Address, Client, Response};
 use crate::units::{Error, Result};
 
@@ -28,7 +29,11 @@ const SILENCE_MAX: Duration = Duration::from_secs(600);
 impl Remote {
     /// A client for it.
     pub fn client(&self, common: &Common) -> Result<Client> {
-        let config = common.config(Vec::new())?;
+        self.client_of(&common.config(Vec::new())?)
+    }
+
+    /// The same, by settings that were read.
+    pub fn client_of(&self, config: &Config) -> Result<Client> {
         let address = match &self.at {
             Some(text) => Address::parse(text),
             None => Address::Unix(config.text("serve.socket").into()),

@@ -102,13 +102,9 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
         return Err(Error::bad("command line", "--json", "a prompt", "none"));
     }
     let model = resolve::model(named.as_deref(), &config)?;
-    let mut options = args.load.options(model, &config)?;
+    let mut options = args.load.options(model, &config);
     options.rows_max = args.batch_size as usize;
     let opened = app::prepare(options)?;
-    let context = opened.plan.context_tokens;
-    if args.ctx_size.is_some_and(|n| n > context as u64) {
-        log::warn!("--ctx-size: the model was made for {context} tokens, and that is used");
-    }
     let text = load::text(&opened)?;
     let mut chat = chat(args, &config, load::load(opened)?, text)?;
     let interrupts = Interrupts::take();

@@ -17,6 +17,8 @@ pub enum Kind {
     Real(f64, f64),
     /// One of the words.
     Choice(&'static [&'static str]),
+    /// Bytes as [`bytes_of`] reads them; empty means unset.
+    Size,
 }
 
 /// A checked value.
@@ -43,6 +45,8 @@ pub struct Key {
     pub env: Option<&'static str>,
     /// One line for people.
     pub help: &'static str,
+    /// A running daemon takes a new value when it is told to read its settings again.
+    pub live: bool,
 }
 
 const fn key(
@@ -52,7 +56,12 @@ const fn key(
     env: Option<&'static str>,
     help: &'static str,
 ) -> Key {
-    Key { name, kind, default, env, help }
+    Key { name, kind, default, env, help, live: false }
+}
+
+/// A key whose new value a running daemon takes.
+const fn live(name: &'static str, kind: Kind, default: &'static str, help: &'static str) -> Key {
+    Key { live: true, ..key(name, kind, default, None, help) }
 }
 
 /// Every setting. Keys of one section stand together.
@@ -88,7 +97,7 @@ pub const KEYS: &[Key] = &[
     ),
     key(
         "expert_budget",
-        Kind::Text,
+        Kind::Size,
         "",
         Some("TEGU_EXPERT_BUDGET"),
         "GPU memory for routed experts, as 3221225472 or 3G; empty: all where they fit",
@@ -101,34 +110,35 @@ pub const KEYS: &[Key] = &[
         "how a thread waits for the GPU: asleep, or some microseconds sooner awake",
     ),
     key("kv", Kind::Choice(&["f16", "f32", "int8"]), "f16", None, "type of the key-value cache"),
-    key(
-        "log",
-        Kind::Choice(&["error", "warn", "info", "debug"]),
-        "warn",
-        Some("TEGU_LOG"),
-        "what the log says",
-    ),
-    key(
+    Key {
+        live: true,
+        ..key(
+            "log",
+            Kind::Choice(&["error", "warn", "info", "debug"]),
+            "warn",
+            Some("TEGU_LOG"),
+            "what the log says",
+        )
+    },
+    live(
         "sample.temp",
         Kind::Real(0.0, 100.0),
         "0",
-        None,
-        "temperature; 0: greedy, always the likeliest token",
+        "temperature; 0: greedy, always the likeliest token; the daemon's default is 1",
     ),
-    key("sample.top_k", Kind::Count(0, u32::MAX as u64), "40", None, "keep the k likeliest; 0: all"),
-    key("sample.top_p", Kind::Real(0.0, 1.0), "0.95", None, "keep the likeliest that sum to p; 1: all"),
-    key(
+    live("sample.top_k", Kind::Count(0, u32::MAX as u64), "40", "keep the k likeliest; 0: all"),
+    live("sample.top_p", Kind::Real(0.0, 1.0), "0.95", "keep the likeliest that sum to p; 1: all"),
+    live(
         "sample.min_p",
         Kind::Real(0.0, 1.0),
         "0.05",
-        None,
         "drop those below this share of the likeliest; 0: none",
     ),
-    key(
+    live(
         "sample.repeat_penalty",
-        Kind::Real(0.0, 100.0),
+        // As the samplers have it: they divide by it.
+        Kind::Real(1e-3, 1e3),
         "1",
-        None,
         "divides the logits of recent tokens; 1: off",
     ),
     key(
@@ -141,28 +151,27 @@ pub const KEYS: &[Key] = &[
     key("serve.mode", Kind::Text, "660", None, "the socket's mode, in octal"),
     key("serve.group", Kind::Text, "", None, "the socket's group, by name or number; empty: the process's"),
     key("serve.tcp", Kind::Text, "", None, "loopback address and port to listen on too: 127.0.0.1:8080"),
-    key("serve.token_file", Kind::Text, "", None, "file with the bearer token that the port asks for"),
-    key("serve.models", Kind::Text, "", None, "folder of models that can be asked for by name"),
+    live("serve.token_file", Kind::Text, "", "file with the bearer token that the port asks for"),
+    live("serve.models", Kind::Text, "", "folder of models that can be asked for by name"),
     key("serve.sessions", Kind::Text, "", None, "folder that sessions are saved in; empty: none"),
     key("serve.spill", Kind::Text, "", None, "folder for what the cache puts on disk; empty: it forgets"),
     key("serve.spill_bytes", Kind::Count(0, 1 << 50), "4294967296", None, "most bytes of that"),
     key("serve.preload", Kind::Choice(&["yes", "no"]), "yes", None, "load the model at the start"),
     key("serve.queue", Kind::Count(1, 65_536), "128", None, "requests that may be open; one more is refused"),
-    key("serve.connections", Kind::Count(1, 65_536), "512", None, "connections at a time"),
-    key("serve.body_bytes", Kind::Count(1024, 1 << 30), "8388608", None, "bytes of a request's body"),
-    key("serve.head_s", Kind::Real(0.1, 3600.0), "30", None, "seconds for a request's headers"),
-    key("serve.body_s", Kind::Real(0.1, 3600.0), "60", None, "seconds for a request's body"),
-    key("serve.write_s", Kind::Real(0.1, 3600.0), "60", None, "seconds that a client may leave bytes unread"),
-    key("serve.request_s", Kind::Real(0.1, 86_400.0), "600", None, "seconds of the longest answer"),
-    key("serve.load_s", Kind::Real(0.1, 86_400.0), "300", None, "seconds that a request waits for its model"),
-    key(
+    live("serve.connections", Kind::Count(1, 65_536), "512", "connections at a time"),
+    live("serve.body_bytes", Kind::Count(1024, 1 << 30), "8388608", "bytes of a request's body"),
+    live("serve.head_s", Kind::Real(0.1, 3600.0), "30", "seconds for a request's headers"),
+    live("serve.body_s", Kind::Real(0.1, 3600.0), "60", "seconds for a request's body"),
+    live("serve.write_s", Kind::Real(0.1, 3600.0), "60", "seconds that a client may leave bytes unread"),
+    live("serve.request_s", Kind::Real(0.1, 86_400.0), "600", "seconds of the longest answer"),
+    live("serve.load_s", Kind::Real(0.1, 86_400.0), "300", "seconds that a request waits for its model"),
+    live(
         "serve.idle_unload_s",
         Kind::Real(0.0, 1e9),
         "0",
-        None,
         "seconds without a request after which the model's memory is given back; 0: never",
     ),
-    key("serve.shutdown_s", Kind::Real(0.0, 3600.0), "20", None, "seconds that open requests get at the end"),
+    live("serve.shutdown_s", Kind::Real(0.0, 3600.0), "20", "seconds that open requests get at the end"),
     key("serve.sequences", Kind::Count(1, 1024), "4", None, "sequences of full length that the cache holds"),
     key("serve.batch", Kind::Count(1, 512), "8", None, "sequences that generate side by side"),
     key(
@@ -194,6 +203,7 @@ impl Key {
     pub fn flag(&self) -> String {
         match self.name {
             "context" => "ctx-size".into(),
+            "serve.idle_unload_s" => "idle-unload".into(),
             name => name.rsplit('.').next().unwrap_or(name).replace('_', "-"),
         }
     }
@@ -221,6 +231,7 @@ impl Kind {
             Kind::Count(lo, hi) => format!("a whole number from {lo} to {hi}"),
             Kind::Real(lo, hi) => format!("a number from {lo} to {hi}"),
             Kind::Choice(words) => format!("one of {}", words.join(", ")),
+            Kind::Size => "bytes, or a number with K, M or G behind it".into(),
         }
     }
 
@@ -231,7 +242,7 @@ impl Kind {
     /// Reads a value from a flag or an environment variable.
     pub fn from_text(&self, text: &str) -> Result<Value, Refused> {
         let value = match self {
-            Kind::Text | Kind::Choice(_) => Some(Value::Text(text.to_owned())),
+            Kind::Text | Kind::Choice(_) | Kind::Size => Some(Value::Text(text.to_owned())),
             Kind::Count(..) => text.trim().parse().ok().map(Value::Count),
             Kind::Real(..) => text.trim().parse().ok().map(Value::Real),
         };
@@ -241,7 +252,11 @@ impl Kind {
     /// Reads a value from the settings file.
     pub fn from_toml(&self, value: &toml::Value) -> Result<Value, Refused> {
         let read = match (self, value) {
-            (Kind::Text | Kind::Choice(_), toml::Value::String(s)) => Some(Value::Text(s.clone())),
+            (Kind::Text | Kind::Choice(_) | Kind::Size, toml::Value::String(s)) => {
+                Some(Value::Text(s.clone()))
+            }
+            // Bytes are a number, if a person writes them so.
+            (Kind::Size, toml::Value::Integer(n)) => Some(Value::Text(n.to_string())),
             (Kind::Count(..), toml::Value::Integer(n)) => u64::try_from(*n).ok().map(Value::Count),
             (Kind::Real(..), toml::Value::Float(x)) => Some(Value::Real(*x)),
             (Kind::Real(..), toml::Value::Integer(n)) => Some(Value::Real(*n as f64)),
@@ -254,11 +269,35 @@ impl Kind {
         match (self, value) {
             (Kind::Text, Value::Text(_)) => true,
             (Kind::Choice(words), Value::Text(s)) => words.contains(&s.as_str()),
+            (Kind::Size, Value::Text(s)) => s.is_empty() || bytes_of(s).is_some(),
             (Kind::Count(lo, hi), Value::Count(n)) => lo <= n && n <= hi,
             // A comparison with NaN is false, so that NaN is refused too.
             (Kind::Real(lo, hi), Value::Real(x)) => lo <= x && x <= hi,
             _ => false,
         }
+    }
+}
+
+/// Reads `4096`, `64K`, `512M` or `3G` (powers of 1024; `3GiB` too).
+pub fn bytes_of(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match text[digits..].trim().trim_end_matches("iB").to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return None,
+    };
+    text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[test]
+fn sizes_are_read() {
+    let read = [("4096", 4096), ("64K", 64 << 10), (" 512MiB ", 512 << 20), ("3 g", 3 << 30), ("0", 0)];
+    assert!(read.iter().all(|&(text, bytes)| bytes_of(text) == Some(bytes)));
+    for bad in ["", "G", "-1", "1.5G", "3T", "99999999999G", "ä"] {
+        assert_eq!(bytes_of(bad), None, "{bad}");
     }
 }
 

@@ -6,7 +6,7 @@
 mod keys;
 mod suggest;
 
-pub use keys::{KEYS, Key, Kind, Value};
+pub use keys::{KEYS, Key, Kind, Value, bytes_of};
 pub use suggest::nearest;
 
 use std::fmt;
@@ -46,6 +46,15 @@ pub struct Config {
     /// Names for models: `[aliases]`, in the file's order.
     pub aliases: Vec<(String, String)>,
     values: Vec<(Value, Origin)>,
+}
+
+/// What became of changed settings.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reloaded {
+    /// Keys whose new value is in force.
+    pub taken: Vec<&'static str>,
+    /// Keys whose new value waits for the next start.
+    pub waiting: Vec<&'static str>,
 }
 
 impl Config {
@@ -110,6 +119,39 @@ impl Config {
         Ok(())
     }
 
+    /// Replaces a default by that of one program, where no one has set the key.
+    ///
+    /// # Panics
+    /// If the key is none, or the value none of its kind: both are constants of the program.
+    pub fn set_default(&mut self, name: &str, text: &str) {
+        let i = index(name).unwrap_or_else(|| panic!("{name} is no key"));
+        let value = KEYS[i].kind.from_text(text).unwrap_or_else(|e| panic!("default of {name}: {e:?}"));
+        if self.values[i].1 == Origin::Default {
+            self.values[i].0 = value;
+        }
+    }
+
+    /// Takes from settings that were read again what a running daemon can take; the rest stays as it is.
+    pub fn reload(&mut self, new: Config) -> Reloaded {
+        let mut reloaded = Reloaded::default();
+        for ((key, old), new) in KEYS.iter().zip(&mut self.values).zip(new.values) {
+            match old.0 == new.0 {
+                true => old.1 = new.1,
+                false if key.live => {
+                    *old = new;
+                    reloaded.taken.push(key.name);
+                }
+                false => reloaded.waiting.push(key.name),
+            }
+        }
+        if self.aliases != new.aliases {
+            self.aliases = new.aliases;
+            reloaded.taken.push(ALIASES);
+        }
+        self.file = new.file;
+        reloaded
+    }
+
     /// The value of a key and where it came from.
     ///
     /// # Panics
@@ -144,7 +186,8 @@ impl Config {
     }
 }
 
-/// As a settings file that would give the same settings, each line with its origin.
+/// As a settings file that would give the same settings, each line with its origin. Defaults are comments, so that a print that
+/// is kept as a settings file does not hold one program to the defaults of another, or of an earlier version.
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.file {
@@ -158,7 +201,8 @@ impl fmt::Display for Config {
                 writeln!(f, "\n[{head}]")?;
                 section = head;
             }
-            writeln!(f, "{:<24} # {origin}; {}", format!("{name} = {value}"), key.help)?;
+            let comment = if *origin == Origin::Default { "# " } else { "" };
+            writeln!(f, "{:<26} # {origin}; {}", format!("{comment}{name} = {value}"), key.help)?;
         }
         for (i, (name, model)) in self.aliases.iter().enumerate() {
             if i == 0 {
@@ -254,7 +298,56 @@ mod tests {
         let c = load("threads = 2\nmodel = \"x \\\"y\\\"\"\n[sample]\ntemp = 0.25\n", &[], &[]).unwrap();
         let again = load(&c.to_string(), &[], &[]).unwrap();
         for key in KEYS {
-            assert_eq!(c.get(key.name).0, again.get(key.name).0, "{}", key.name);
+            assert_eq!(c.get(key.name), again.get(key.name), "{}", key.name);
+        }
+        // Every line is there, whether it is in force by default or not.
+        for key in KEYS {
+            let name = key.name.rsplit('.').next().unwrap();
+            assert!(c.to_string().contains(&format!("{name} = ")), "{name}");
+        }
+    }
+
+    /// Whatever a program's defaults are, a print of them sets nothing.
+    #[test]
+    fn a_program_may_have_a_default_of_its_own() {
+        let mut c = load("", &[], &[]).unwrap();
+        c.set_default("sample.temp", "1");
+        assert_eq!(c.get("sample.temp"), (&Value::Real(1.0), Origin::Default));
+        assert!(c.to_string().contains("\n# temp = 1.0"), "{c}");
+        assert_eq!(load(&c.to_string(), &[], &[]).unwrap().real("sample.temp"), 0.0);
+        let mut set = load("sample.temp = 0", &[], &[]).unwrap();
+        set.set_default("sample.temp", "1");
+        assert_eq!(set.real("sample.temp"), 0.0);
+    }
+
+    /// Each key, changed alone, is either in force after a reload or said to wait.
+    #[test]
+    fn every_key_is_taken_or_waits() {
+        for (i, key) in KEYS.iter().enumerate() {
+            let old = load("", &[], &[]).unwrap();
+            let mut new = old.clone();
+            new.values[i] = (other(&old.values[i].0, key.kind), Origin::File);
+            let mut running = old.clone();
+            let reloaded = running.reload(new.clone());
+            let (taken, waiting) = if key.live { (vec![key.name], vec![]) } else { (vec![], vec![key.name]) };
+            assert_eq!(reloaded, Reloaded { taken, waiting });
+            assert_eq!(running.values[i] == new.values[i], key.live, "{}", key.name);
+            // What waits is said again as long as it waits.
+            assert_eq!(running.reload(new).waiting.is_empty(), key.live, "{}", key.name);
+        }
+        let mut running = load("", &[], &[]).unwrap();
+        let reloaded = running.reload(load("[aliases]\na = \"b\"", &[], &[]).unwrap());
+        assert_eq!((reloaded.taken, running.aliases.len()), (vec![ALIASES], 1));
+    }
+
+    fn other(value: &Value, kind: Kind) -> Value {
+        match (value, kind) {
+            (Value::Text(s), Kind::Choice(words)) => {
+                Value::Text((*words.iter().find(|w| *w != s).unwrap()).to_owned())
+            }
+            (Value::Text(_), _) => Value::Text("77".into()),
+            (Value::Count(n), _) => Value::Count(n + 1),
+            (Value::Real(x), _) => Value::Real(x + 1.0),
         }
     }
 
@@ -277,6 +370,12 @@ mod tests {
         assert!(say("kv = \"f8\"").contains("kv: expected one of f16, "));
         assert!(say("a = 1\nb = = 2").contains("line 2"), "{}", say("a = 1\nb = = 2"));
         assert!(say("sample.temp = -1").contains("sample.temp"));
+        assert!(say("sample.repeat_penalty = 0").contains("repeat_penalty: expected a number from 0.001"));
+        assert!(
+            say("expert_budget = \"lots\"").contains("expert_budget: expected bytes, or a number with K")
+        );
+        assert!(say("expert_budget = -1").contains("expert_budget: expected bytes"));
+        assert_eq!(load("expert_budget = 4096", &[], &[]).unwrap().text("expert_budget"), "4096");
         let e = load("", &[("TEGU_THREADS", "many")], &[]).unwrap_err();
         assert!(e.to_string().starts_with("TEGU_THREADS: environment: expected"), "{e}");
     }

@@ -163,7 +163,7 @@ fn lock(socket: &Path) -> Result<File> {
 }
 
 /// A group's number, by name or as digits (group(5)).
-fn group_id(name: &str) -> Result<u32> {
+pub fn group_id(name: &str) -> Result<u32> {
     if let Ok(id) = name.parse() {
         return Ok(id);
     }

@@ -33,6 +33,7 @@ mod small;
 mod supervise;
 mod watchdog;
 
+pub use listen::group_id;
 pub use metrics::{BOARD_REFERENCE as BOARD_METRICS, REFERENCE as METRICS};
 pub use models::{Kind, Known, Loaded, Loader};
 pub use power::{Gauge, Power, Spent};

@@ -23,7 +23,25 @@ const BLOCKING_THREADS_MAX: usize = 16;
 /// What a failed request's answer gets to reach its client.
 const FLUSH: Duration = Duration::from_millis(500);
 
-/// Serves until told to end by SIGTERM or SIGINT; SIGHUP takes new settings from `reload`.
+/// How often the server looks around, at the longest and at the shortest.
+const TICK_MAX: Duration = Duration::from_secs(1);
+const TICK_MIN: Duration = Duration::from_millis(10);
+
+/// How often the service manager's watchdog is told, if it wants to be: twice in its time, and never so often that telling it
+/// is all that is done. A time of 0 is none (sd_watchdog_enabled(3)).
+fn watchdog_tick(asked: Option<Duration>) -> Option<Duration> {
+    asked.filter(|w| !w.is_zero()).map(|w| (w / 2).clamp(TICK_MIN, TICK_MAX))
+}
+
+#[test]
+fn any_watchdog_time_gives_a_tick() {
+    let us = Duration::from_micros;
+    assert_eq!((watchdog_tick(None), watchdog_tick(Some(us(0)))), (None, None));
+    let ticks = [1, 30_000, 1_000_000, u64::MAX].map(|asked| watchdog_tick(Some(us(asked))));
+    assert_eq!(ticks, [TICK_MIN, us(15_000), us(500_000), TICK_MAX].map(Some));
+}
+
+/// Serves until told to end by SIGTERM or SIGINT; SIGHUP takes new settings from `reload`, which leaves fixed ones as they were.
 ///
 /// # Errors
 /// Where a socket cannot be had, the first model cannot be loaded, or the engine broke: [`Error::Stopped`].
@@ -137,9 +155,9 @@ async fn live(
     }
     notify(&[NotifyState::Ready]);
     observe::note("ready");
-    let wanted = sd_notify::watchdog_enabled().map(|w| w / 2);
+    let wanted = watchdog_tick(sd_notify::watchdog_enabled());
     let mut watchdog = Watchdog::new(STUCK_AFTER);
-    let mut tick = tokio::time::interval(wanted.unwrap_or(Duration::MAX).min(Duration::from_secs(1)));
+    let mut tick = tokio::time::interval(wanted.unwrap_or(TICK_MAX));
     loop {
         tokio::select! {
             _ = tick.tick() => {
@@ -177,31 +195,15 @@ async fn preload(server: &Arc<Server>) -> Result<()> {
     }
 }
 
-/// Takes what may change while running; what may not stays, and is named. A bad file changes nothing.
+/// Takes what may change while running. A bad file changes nothing.
 fn take_settings(server: &Server, reload: &dyn Fn() -> Result<Settings>) {
-    let new = match reload() {
-        Ok(new) => new,
-        Err(e) => return log::error!("reload: {e}; the settings stay as they were"),
-    };
-    let old = server.settings();
-    let fixed = [
-        ("serve.socket", new.socket != old.socket),
-        ("serve.mode", new.mode != old.mode),
-        ("serve.group", new.group != old.group),
-        ("serve.tcp", new.tcp != old.tcp),
-    ];
-    for (name, _) in fixed.iter().filter(|(_, changed)| *changed) {
-        log::warn!("reload: {name} takes effect at the next start");
+    match reload() {
+        Ok(new) => {
+            *server.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(new);
+            observe::note("settings reloaded");
+        }
+        Err(e) => log::error!("reload: {e}; the settings stay as they were"),
     }
-    let kept = Settings {
-        socket: old.socket.clone(),
-        mode: old.mode,
-        group: old.group.clone(),
-        tcp: old.tcp,
-        ..new
-    };
-    *server.settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(kept);
-    observe::note("settings reloaded");
 }
 
 /// Tells the service manager, if there is one.

@@ -386,6 +386,15 @@ fn the_client_commands_talk_to_it() {
     assert!(notes.contains("tg 4 tokens") && notes.contains("TTFT"), "{notes}");
     let (code, out, _) = run(&["ps"], "");
     assert!(code == Some(0) && out.starts_with("model "), "{out}");
+    let (code, out, _) = run(&["list"], "");
+    let row = out.lines().nth(1).unwrap_or_default();
+    assert!(code == Some(0) && row.starts_with("tinymoe-demo ") && row.ends_with("in memory"), "{out}");
+    let (_, out, _) = run(&["list", "--json"], "");
+    let listed: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&listed["models"][0]["name"], &listed["models"][0]["loaded"]),
+        (&json!("tinymoe-demo"), &json!(true))
+    );
     let (code, _, notes) = run(&["stop", "999999"], "");
     assert!(code == Some(2) && notes.contains("no open request has the number 999999"), "{notes}");
 }
@@ -406,16 +415,25 @@ fn it_lives_as_a_service_should() {
     // New settings, a bad file, and what needs a restart.
     std::fs::write(
         d.dir.path().join("c.toml"),
-        "[serve]\nbody_bytes = 2000\nmode = \"600\"\nshutdown_s = 0.2",
+        "context = 300\n[serve]\nbody_bytes = 2000\nmode = \"600\"\nshutdown_s = 0.2\nbatch = 1\nsessions = \"kept\"\n[power]\nprofile = \"none\"",
     )
     .unwrap();
     d.signal("HUP");
     d.wait_until("it took them", |d| d.log().contains("settings reloaded"));
-    assert!(d.log().contains("serve.mode takes effect at the next start"), "{}", d.log());
+    for key in ["context", "serve.mode", "serve.batch", "serve.sessions", "power.profile"] {
+        let said = format!("{key} takes effect at the next start");
+        assert!(d.log().contains(&said), "{said}: {}", d.log());
+    }
+    assert!(d.log().contains("reload: serve.body_bytes, serve.idle_unload_s"), "{}", d.log());
     assert_eq!(d.send("POST", "/tokenize", &[b' '; 3000]).0, 413);
     std::fs::write(d.dir.path().join("c.toml"), "[serve]\nbody_byts = 1").unwrap();
     d.signal("HUP");
     d.wait_until("it refused them", |d| d.log().contains("did you mean serve.body_bytes?"));
+    // A mistake in what would wait for the next start is told now.
+    std::fs::write(d.dir.path().join("c.toml"), "power.board = \"x\"\nserve.body_bytes = 5000").unwrap();
+    d.signal("HUP");
+    d.wait_until("it refused them", |d| d.log().contains("reload: settings: power.board: expected auto"));
+    assert_eq!(d.send("POST", "/tokenize", &[b' '; 3000]).0, 413);
     // An end while a request is open: it fails, and the daemon ends in order.
     let open = d.connect();
     let body = json!({"prompt": "x", "max_tokens": 100000, "stream": true, "ignore_eos": true});

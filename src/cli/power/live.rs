@@ -48,7 +48,7 @@ impl Live {
         let client = Client::connect(helper)?;
         let model = resolve::model(load_args.model_flag.as_deref(), config)?;
         let widest = space.batch.iter().copied().max().unwrap_or(1);
-        let mut options = load_args.options(model, config)?;
+        let mut options = load_args.options(model, config);
         options.context_tokens = CONTEXT;
         options.sequences = widest;
         options.rows_max = options.rows_max.max(widest);
