@@ -133,6 +133,11 @@ impl ScalarArray {
         ScalarArray { ty: Type::U32, bytes: v.into_iter().flat_map(u32::to_le_bytes).collect() }
     }
 
+    /// Builds one from bools.
+    pub fn from_bools(v: impl IntoIterator<Item = bool>) -> ScalarArray {
+        ScalarArray { ty: Type::Bool, bytes: v.into_iter().map(u8::from).collect() }
+    }
+
     /// Builds one from f32s.
     pub fn from_f32s(v: impl IntoIterator<Item = f32>) -> ScalarArray {
         ScalarArray { ty: Type::F32, bytes: v.into_iter().flat_map(f32::to_le_bytes).collect() }
@@ -257,7 +262,7 @@ impl Meta {
     }
 
     /// Adds an entry; false if the key is there already.
-    pub(super) fn insert(&mut self, key: String, value: Value) -> bool {
+    pub fn insert(&mut self, key: String, value: Value) -> bool {
         if self.by_key.contains_key(&key) {
             return false;
         }
@@ -367,6 +372,20 @@ impl Meta {
             Value::Scalars(a) => a.iter().map(|v| v.as_int()?.try_into().ok()).collect(),
             // An empty array has no element type worth arguing about.
             Value::Strs(a) if a.is_empty() => Some(Vec::new()),
+            _ => None,
+        })
+    }
+
+    /// An array of bools, or of integers of which 0 is false, if the key is there.
+    pub fn opt_flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        self.opt(key, "an array of bools", |v| match v {
+            Value::Scalars(a) => a
+                .iter()
+                .map(|v| match v {
+                    Value::Bool(b) => Some(b),
+                    v => v.as_int().map(|n| n != 0),
+                })
+                .collect(),
             _ => None,
         })
     }

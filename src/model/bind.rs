@@ -6,12 +6,13 @@
 use super::hyper::{AttnHyper, Hyper, MoeHyper, QkNorm};
 use super::layer::{Attention, Ffn, Gqa, Layer, Linear, Mla, Mlp, Model, Moe};
 use super::rope::Rope;
-use super::{gguf, hf};
+use super::{gguf, hf, unread};
 use crate::format::Codec;
 use crate::units::{Error, LayerId, Result};
 use crate::weights::{
     Expert, Matrix, MatrixJob, Meta, ResidentExperts, RowSpan, Segment, Source, WeightBytes,
 };
+use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ pub struct Bound {
     pub jobs: Vec<MatrixJob>,
     /// How many of the first jobs are the routed experts' (the rest is the resident part).
     pub expert_jobs: usize,
+    /// Tensors of the source that the model does not need.
+    pub unread: Vec<usize>,
 }
 
 /// Reads the hyperparameters of an opened model.
@@ -46,18 +49,19 @@ pub fn bind(source: &Source) -> Result<Bound> {
     b.experts()?;
     let expert_jobs = b.jobs.len();
     b.model()?;
+    let unread = unread::check(source, &hyper, &b.read.borrow())?;
     let jobs = b.jobs;
-    Ok(Bound { hyper, jobs, expert_jobs })
+    Ok(Bound { hyper, jobs, expert_jobs, unread })
 }
 
 /// A GGUF with layers beyond its own count has a wrong count: run as it says, it would answer rubbish. (Hugging Face
 /// folders may have more: the layers of multi-token prediction.)
 fn check_layers(source: &Source, h: &Hyper) -> Result<()> {
-    if matches!(source.meta(), Meta::HuggingFace(_)) {
-        return Ok(());
-    }
+    let Meta::Gguf(meta) = source.meta() else { return Ok(()) };
     let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
-    match source.tensors().iter().find(|t| layer(&t.name).is_some_and(|l| l >= h.n_layers)) {
+    // Layers for multi-token prediction are counted and not run.
+    let extra = meta.opt_usize(&format!("{}.nextn_predict_layers", h.arch))?.unwrap_or(0);
+    match source.tensors().iter().find(|t| layer(&t.name).is_some_and(|l| l >= h.n_layers + extra)) {
         Some(t) => {
             let field = format!("{}.block_count", h.arch);
             Err(Error::bad(source.path(), field, format!("a count that covers {}", t.name), h.n_layers))
@@ -88,13 +92,16 @@ struct Binder<'a> {
     h: &'a Hyper,
     hf: bool,
     jobs: Vec<MatrixJob>,
+    /// Which of the source's tensors were asked for.
+    read: RefCell<Vec<bool>>,
     loaded: Option<std::vec::IntoIter<Matrix>>,
 }
 
 impl<'a> Binder<'a> {
     fn new(source: &'a Source, h: &'a Hyper, loaded: Option<std::vec::IntoIter<Matrix>>) -> Self {
         let hf = matches!(source.meta(), Meta::HuggingFace(_));
-        Binder { source, h, hf, jobs: Vec::new(), loaded }
+        let read = RefCell::new(vec![false; source.tensors().len()]);
+        Binder { source, h, hf, jobs: Vec::new(), read, loaded }
     }
 
     /// The tensor's name: the GGUF one or the Hugging Face one.
@@ -118,6 +125,7 @@ impl<'a> Binder<'a> {
         if trim(found) != trim(dims) {
             return Err(Error::bad(file, name, format!("shape {dims:?}"), format!("{found:?}")));
         }
+        self.read.borrow_mut()[t] = true;
         Ok(t)
     }
 

@@ -1,15 +1,24 @@
 //! Hyperparameters from GGUF metadata (keys as llama.cpp's `gguf-py/gguf/constants.py` names them).
+//!
+//! What that list has no key for stands under `tegu.`, where `tegu pack` writes it and nobody else looks:
+//! [`ROPE_MAGNITUDE`], [`YARN_TRUNCATE`].
 
 use super::hyper::{
     AttnHyper, Gating, Hyper, Mask, MoeHyper, QkNorm, RopeHyper, RopePairs, RopeScaling, in_range,
 };
 use super::rope::yarn_mscale;
-use crate::format::gguf::Meta;
+use crate::format::gguf::{Meta, Value};
 use crate::limits;
 use crate::units::{Error, Result};
 
 /// Architectures that can be read, as `general.architecture` names them.
 pub const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "deepseek2"];
+
+/// f32: what cosine and sine are multiplied by under yarn. Of deepseek2 the standard keys tell only the usual case, where
+/// `mscale` equals `mscale_all_dim` and this is 1.
+pub const ROPE_MAGNITUDE: &str = "tegu.rope.scaling.attention_factor";
+/// bool: whether the ends of yarn's ramp are rounded to whole dimensions; true without it.
+pub const YARN_TRUNCATE: &str = "tegu.rope.scaling.yarn_truncate";
 
 /// What only the tensor directory tells.
 pub struct Directory<'a> {
@@ -27,8 +36,7 @@ pub fn hyper(meta: &Meta, dir: &Directory) -> Result<Hyper> {
     }
     let k = Keys { meta, arch };
     let file = meta.path();
-    let n_layers = k.need("block_count")?;
-    in_range(file, &k.key("block_count"), n_layers, 1, limits::LAYERS_MAX)?;
+    let n_layers = layers(&k)?;
     let hidden = k.need("embedding_length")?;
     let embed = (dir.dims)("token_embd.weight")
         .ok_or_else(|| Error::bad(file, "token_embd.weight", "a tensor", "nothing"))?;
@@ -44,7 +52,7 @@ pub fn hyper(meta: &Meta, dir: &Directory) -> Result<Hyper> {
     let plain = 1.0 / (head_width.max(1) as f64).sqrt();
     let scale = k.float("attention.scale")?.filter(|&s| s != 0.0).map_or(plain, f64::from);
     let moe = moe(&k, dir, n_layers)?;
-    let per_layer = meta.opt_per_layer(&k.key("feed_forward_length"), n_layers)?;
+    let per_layer = meta.opt_per_layer(&k.key("feed_forward_length"), k.need("block_count")?)?;
     let h = Hyper {
         arch: arch.to_owned(),
         vocab: embed[0],
@@ -55,7 +63,7 @@ pub fn hyper(meta: &Meta, dir: &Directory) -> Result<Hyper> {
             .float("attention.layer_norm_rms_epsilon")?
             .ok_or_else(|| k.missing("attention.layer_norm_rms_epsilon"))?,
         softmax_scale: (scale * mscale * mscale) as f32,
-        masks: vec![Mask::Full; n_layers],
+        masks: masks(&k, n_layers)?,
         ffn_width: match (per_layer, &moe) {
             (Some(v), _) => v[0],
             (None, Some(m)) => m.expert_width,
@@ -68,6 +76,40 @@ pub fn hyper(meta: &Meta, dir: &Directory) -> Result<Hyper> {
     };
     h.check(file)?;
     Ok(h)
+}
+
+/// Layers to run: those after them, for multi-token prediction, are counted too where a file has them.
+fn layers(k: &Keys) -> Result<usize> {
+    let all = k.need("block_count")?;
+    in_range(k.meta.path(), &k.key("block_count"), all, 1, limits::LAYERS_MAX)?;
+    let extra = k.uint("nextn_predict_layers")?.unwrap_or(0);
+    in_range(k.meta.path(), &k.key("nextn_predict_layers"), extra, 0, all - 1)?;
+    Ok(all - extra)
+}
+
+/// Sliding windows. The pattern is a flag a layer, or `n`: the last of every `n` layers sees everything (0: none does).
+fn masks(k: &Keys, n_layers: usize) -> Result<Vec<Mask>> {
+    let Some(window) = k.uint("attention.sliding_window")?.filter(|&w| w > 0) else {
+        return Ok(vec![Mask::Full; n_layers]);
+    };
+    let key = k.key("attention.sliding_window_pattern");
+    let slides: Vec<bool> = match k.meta.get(&key) {
+        None => vec![true; n_layers],
+        Some(Value::Scalars(_)) => {
+            let flags = k.meta.opt_flags(&key)?.unwrap_or_default();
+            if flags.len() < n_layers {
+                let expected = format!("a flag for each of {n_layers} layers");
+                return Err(Error::bad(k.meta.path(), key, expected, flags.len()));
+            }
+            flags
+        }
+        Some(_) => {
+            let every = k.meta.usize(&key)?;
+            (0..n_layers).map(|l| every == 0 || l % every + 1 < every).collect()
+        }
+    };
+    let mask = |l: usize| if slides[l] { Mask::Sliding { window } } else { Mask::Full };
+    Ok((0..n_layers).map(mask).collect())
 }
 
 /// Getters under the architecture's prefix.
@@ -181,13 +223,15 @@ fn rope(k: &Keys, attn: &AttnHyper, dir: &Directory) -> Result<(RopeHyper, f64)>
             let ln = f64::from(factor.max(1.0)).ln();
             let own = f64::from(k.float("rope.scaling.attn_factor")?.unwrap_or(1.0));
             let mut attention_factor = (own * yarn_mscale(f64::from(factor), 1.0)) as f32;
-            if k.arch == "deepseek2" {
+            if let (true, Some(multiplier)) =
+                (k.arch == "deepseek2", k.float("rope.scaling.yarn_log_multiplier")?)
+            {
                 // The key holds 0.1 * mscale_all_dim. mscale equals it in all published files, so that cosine and
                 // sine stay unscaled and all of the correction is in the attention scale.
-                let multiplier = f64::from(k.float("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0));
-                mscale = 1.0 + multiplier * ln;
+                mscale = 1.0 + f64::from(multiplier) * ln;
                 attention_factor = 1.0;
             }
+            let attention_factor = k.meta.opt_f32(ROPE_MAGNITUDE)?.unwrap_or(attention_factor);
             let original = k.float_or_uint("rope.scaling.original_context_length")?;
             RopeScaling::Yarn {
                 factor,
@@ -195,7 +239,7 @@ fn rope(k: &Keys, attn: &AttnHyper, dir: &Directory) -> Result<(RopeHyper, f64)>
                 beta_slow: k.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
                 original_tokens: original.map_or_else(|| k.need("context_length").map(|n| n as f32), Ok)?,
                 attention_factor,
-                truncate: true,
+                truncate: k.meta.opt_bool(YARN_TRUNCATE)?.unwrap_or(true),
             }
         }
         (Some("linear" | "yarn"), None) => return Err(k.missing("rope.scaling.factor")),
@@ -203,7 +247,13 @@ fn rope(k: &Keys, attn: &AttnHyper, dir: &Directory) -> Result<(RopeHyper, f64)>
     };
     let scaling = match (&dir.rope_factors, scaling) {
         (Some(f), RopeScaling::None) => RopeScaling::Factors(f.clone()),
-        (_, s) => s,
+        (Some(f), RopeScaling::Linear { factor }) => {
+            RopeScaling::Factors(f.iter().map(|f| f * factor).collect())
+        }
+        (Some(_), _) => {
+            return Err(k.meta.bad(&k.key("rope.scaling.type"), "none or linear beside rope_freqs.weight"));
+        }
+        (None, s) => s,
     };
     let dims = k.uint("rope.dimension_count")?.unwrap_or(head);
     let theta = k.float("rope.freq_base")?.unwrap_or(10000.0);
@@ -236,6 +286,7 @@ fn moe(k: &Keys, dir: &Directory, n_layers: usize) -> Result<Option<MoeHyper>> {
     if shared == 0 && (dir.dims)(&format!("blk.{first}.ffn_gate_shexp.weight")).is_some() {
         return Err(k.meta.bad(&k.key("expert_shared_count"), "1 or more, as the file has shared experts"));
     }
+    let has = |l: usize, part: &str| (dir.dims)(&format!("blk.{l}.ffn_{part}.weight")).is_some();
     let has_bias = (0..n_layers).any(|l| (dir.dims)(&format!("blk.{l}.exp_probs_b.bias")).is_some());
     let gating = match k.uint("expert_gating_func")? {
         None | Some(0) if has_bias => Gating::Sigmoid,
@@ -257,6 +308,11 @@ fn moe(k: &Keys, dir: &Directory, n_layers: usize) -> Result<Option<MoeHyper>> {
         n_groups_picked: k.uint("expert_group_used_count")?.filter(|&g| g > 0).unwrap_or(1),
         normalize,
         scale: k.float("expert_weights_scale")?.filter(|&s| s != 0.0).unwrap_or(1.0),
-        dense: (0..n_layers).map(|l| l < first).collect(),
+        // Where dense layers lie between the others no key says so; a layer without a router is one.
+        dense: (0..n_layers).map(|l| l < first || !has(l, "gate_inp") && has(l, "gate")).collect(),
     }))
 }
+
+#[cfg(test)]
+#[path = "gguf_tests.rs"]
+mod tests;

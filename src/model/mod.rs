@@ -2,12 +2,14 @@
 //! router and the rotary frequencies, which are small and the same everywhere.
 
 pub mod bind;
+mod defaults;
 pub mod gguf;
 pub mod hf;
 pub mod hyper;
 pub mod layer;
 pub mod rope;
 pub mod router;
+mod unread;
 
 pub use self::hyper::{AttnHyper, Gating, Hyper, Mask, MoeHyper, QkNorm, RopePairs, RopeScaling};
 pub use bind::{Bound, bind, build};

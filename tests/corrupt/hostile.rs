@@ -148,7 +148,7 @@ impl Gguf {
         put("ffn_down_shexp.weight", &[32, 64]);
     }
 
-    fn tensor(&mut self, name: &str, dims: Vec<u64>) {
+    pub fn tensor(&mut self, name: &str, dims: Vec<u64>) {
         let bytes = dims.iter().product::<u64>() * 4;
         self.tensors.push(T { name: name.into(), dims, ty: 0, bytes, offset: None });
     }

@@ -144,6 +144,14 @@ const GGUF_ROWS: &[Row<Gguf>] = &[
     ("4 billion experts", |g| g.set("deepseek2.expert_count", V::U32(u32::MAX)), &["expert"]),
     ("unknown gating", |g| g.set("deepseek2.expert_gating_func", V::U32(9)), &["expert_gating_func", "u32 9"]),
     ("missing tensor", |g| g.drop_tensor("blk.1.ffn_up_exps.weight"), &["blk.1.ffn_up_exps.weight", "nothing"]),
+    ("a bias in a feed-forward layer", |g| g.tensor("blk.0.ffn_gate.bias", vec![96]), &["blk.0.ffn_gate.bias", "no bias"]),
+    ("a tensor of another architecture", |g| g.tensor("blk.0.ssm_in.weight", vec![64]),
+        &["blk.0.ssm_in.weight", "nothing would read"]),
+    ("sliding layers of half the model", |g| {
+        g.set("deepseek2.attention.sliding_window", V::U32(8));
+        g.set("deepseek2.attention.sliding_window_pattern", V::I32s(vec![1]));
+    }, &["sliding_window_pattern", "2 layers", "found 1"]),
+    ("more layers ahead than there are", |g| g.set("deepseek2.nextn_predict_layers", V::U32(2)), &["nextn_predict_layers"]),
     ("missing embedding", |g| g.drop_tensor("token_embd.weight"), &["token_embd.weight", "nothing"]),
     ("transposed tensor", |g| g.at("blk.0.ffn_down.weight").dims.reverse(), &["blk.0.ffn_down.weight", "shape"]),
     ("unknown tokenizer", |g| g.set("tokenizer.ggml.model", V::Str("words".into())), &["tokenizer.ggml.model", "words"]),
@@ -277,6 +285,11 @@ const FOLDER_ROWS: &[Row<Folder>] = &[
     ("dtype that no weight has", |f| f.entry(NORM, "dtype", json!("I16")), &["model.safetensors", NORM, "I16"]),
     ("FP8 without scales", fp8, &["model.safetensors", "weight_scale_inv"]),
     ("missing tensor", |f| rename(f, NORM), &[NORM, "nothing"]),
+    ("a bias in a feed-forward layer", |f| add(f, "model.layers.0.mlp.gate_proj.bias"),
+        &["model.safetensors", "mlp.gate_proj.bias", "no bias"]),
+    ("a layer that the config does not count", |f| add(f, "model.layers.3.mlp.gate_proj.weight"), &["model.layers.3"]),
+    ("a tensor of another architecture", |f| add(f, "model.layers.0.mixer.conv1d.weight"), &["mixer.conv1d", "nothing would read"]),
+    ("biases that no kernel adds", |f| set(f, "mlp_bias", json!(true)), &["config.json", "mlp_bias"]),
     ("data cut", |f| f.data.truncate(f.data.len() - 2), &["model.safetensors", "data_offsets"]),
     ("bytes after the data", |f| f.data.push(0), &["model.safetensors"]),
     ("index that names a missing shard", |f| f.file("model.safetensors.index.json", r#"{"weight_map":{"a":"no.safetensors"}}"#),
@@ -310,6 +323,13 @@ fn fp8(f: &mut Folder) {
 fn rename(f: &mut Folder, tensor: &str) {
     let entry = f.header.as_object_mut().unwrap().remove(tensor).unwrap();
     f.header["model.other.weight"] = entry;
+}
+
+/// One more tensor, of one number.
+fn add(f: &mut Folder, tensor: &str) {
+    let end = f.data.len();
+    f.data.extend([0; 2]);
+    f.header[tensor] = json!({ "dtype": "BF16", "shape": [1], "data_offsets": [end, end + 2] });
 }
 
 fn words(f: &mut Folder, vocab: Json) {
