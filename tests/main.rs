@@ -17,3 +17,4 @@ mod sequences;
 mod service;
 mod support;
 mod tidy;
+mod tiny;

@@ -28,11 +28,24 @@ pub fn names(target: &Path) -> Result<(PathBuf, PathBuf)> {
     if let Some(found) = found {
         return Err(Error::bad(target, "output", "a file name", found));
     }
-    let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
+    let target = fs::canonicalize(target).unwrap_or_else(|_| followed(target));
     let mut name = target.file_name().unwrap_or_default().to_owned();
     name.push(format!(".part-{}", std::process::id()));
     let aside = target.with_file_name(name);
     Ok((target, aside))
+}
+
+/// Where a link to nothing points, so that it is that file which appears and the link stays. Links may point to links; more
+/// than a system follows are a ring, and left to fail where they are.
+fn followed(target: &Path) -> PathBuf {
+    let mut at = target.to_owned();
+    for _ in 0..40 {
+        match fs::read_link(&at) {
+            Ok(to) => at = at.parent().unwrap_or(Path::new("")).join(to),
+            Err(_) => return at,
+        }
+    }
+    target.to_owned()
 }
 
 /// Refuses an output that would replace the input.
@@ -54,10 +67,16 @@ impl AsideFile {
     }
 
     /// Makes it appear; gives its size in bytes.
-    pub fn finish(mut self) -> Result<u64> {
+    pub fn finish(self) -> Result<u64> {
+        self.finish_checked(|_| Ok(()))
+    }
+
+    /// As [`AsideFile::finish`], if `check`, which is given the path that the whole file has until then, lets it.
+    pub fn finish_checked(mut self, check: impl FnOnce(&Path) -> Result<()>) -> Result<u64> {
         let fail = |e| Error::io(&self.aside, "write", e);
         let out = self.out.take().expect("finished once");
         let len = out.finish().map_err(fail)?;
+        check(&self.aside)?;
         fs::rename(&self.aside, &self.target).map_err(|e| Error::io(&self.target, "rename to", e))?;
         self.finished = true;
         // The new name must outlive a power cut too; not every file system can sync a folder.
@@ -104,6 +123,17 @@ fn only_files_are_replaced_and_only_by_whole_ones() {
     assert_eq!(file.finish().unwrap(), 5);
     assert_eq!(fs::read(&target).unwrap(), b"whole");
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    let (missing, dangling) = (dir.path().join("missing"), dir.path().join("dangling"));
+    std::os::unix::fs::symlink("missing", &dangling).unwrap();
+    let mut file = AsideFile::create(&dangling).unwrap();
+    file.write_all(b"there").unwrap();
+    let refuse = |p: &Path| Err(Error::bad(p, "check", "anything else", "this"));
+    assert!(file.finish_checked(refuse).is_err() && !missing.exists());
+    let mut file = AsideFile::create(&dangling).unwrap();
+    file.write_all(b"there").unwrap();
+    file.finish().unwrap();
+    assert_eq!(fs::read(&missing).unwrap(), b"there");
+    assert!(fs::symlink_metadata(&dangling).unwrap().is_symlink());
     for target in [Path::new("/dev/null"), dir.path(), Path::new("..")] {
         let e = names(target).unwrap_err().to_string();
         assert!(e.contains("output: expected a file name"), "{e}");

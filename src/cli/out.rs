@@ -1,6 +1,7 @@
 //! Standard output, with its errors as values (a closed pipe ends the program quietly).
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -57,6 +58,11 @@ pub fn number(x: f64) -> Value {
     serde_json::Number::from_f64(x).map_or(Value::Null, Value::Number)
 }
 
+/// A path for JSON, whose strings are Unicode: other bytes become U+FFFD, as on a terminal.
+pub fn path(p: &Path) -> Value {
+    p.to_string_lossy().into()
+}
+
 /// The effective settings: `{"file": …, "settings": {key: {"value": …, "from": …}}}`.
 pub fn config_json(config: &Config) -> Value {
     let settings = config::KEYS.iter().map(|key| {
@@ -68,7 +74,7 @@ pub fn config_json(config: &Config) -> Value {
         };
         (key.name.to_owned(), json!({ "value": value, "from": origin.to_string() }))
     });
-    json!({ "file": config.file, "settings": Value::Object(settings.collect()) })
+    json!({ "file": config.file.as_deref().map(path), "settings": Value::Object(settings.collect()) })
 }
 
 #[test]

@@ -1,18 +1,26 @@
 //! A tokenizer from GGUF metadata (`tokenizer.ggml.*`).
 //!
 //! Fields and defaults: the GGUF specification (ggml-org/ggml, docs/gguf.md) and, where it is silent, llama.cpp's
-//! `llama-vocab.cpp`, which is what files in the wild were tested against.
+//! `llama-vocab.cpp`, which is what files in the wild were tested against. What neither has a key for stands under
+//! `tegu.`, where `tegu pack` writes it: [`NORMALIZER`], [`METASPACE`].
 
 use crate::format::gguf::{Meta, StrArray};
 use crate::text::pieces::{Pieces, Spelling, TokenKind};
 use crate::text::pretok::PreTok;
-use crate::text::spm::Spm;
+use crate::text::spm::{SpacePrefix, Spm};
 use crate::text::tokenizer::{Added, Merger, SpecialIds, Tokenizer, check_id, end_ids};
 use crate::units::{Error, Result, TokenId};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use tokenizers::AddedToken;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::normalizers::unicode::NFC;
+
+/// string, "NFC": text is brought into Unicode's composed form before it is cut.
+pub const NORMALIZER: &str = "tegu.tokenizer.normalizer";
+/// string, "first" or "always": the space of `add_space_prefix` is put as Hugging Face's Metaspace does: not before a text
+/// that begins with one, and with "first" only at the very start, not after added tokens. Only for llama.
+pub const METASPACE: &str = "tegu.tokenizer.metaspace";
 
 /// The tokenizer fields of a GGUF file as plain data; keys are `tokenizer.ggml.` + the GGUF name given.
 #[derive(Debug, Clone, Default)]
@@ -49,6 +57,10 @@ pub struct GgufVocab {
     pub add_eos: Option<bool>,
     /// `add_space_prefix`; true without it. Only for llama.
     pub add_space_prefix: Option<bool>,
+    /// [`METASPACE`].
+    pub metaspace: Option<String>,
+    /// [`NORMALIZER`].
+    pub normalizer: Option<String>,
 }
 
 impl GgufVocab {
@@ -75,6 +87,8 @@ impl GgufVocab {
             add_bos: meta.opt_bool(&key_of("add_bos_token"))?,
             add_eos: meta.opt_bool(&key_of("add_eos_token"))?,
             add_space_prefix: meta.opt_bool(&key_of("add_space_prefix"))?,
+            metaspace: meta.opt_str(METASPACE)?.map(str::to_owned),
+            normalizer: meta.opt_str(NORMALIZER)?.map(str::to_owned),
         })
     }
 }
@@ -115,18 +129,22 @@ impl Tokenizer {
 
         let add_bos = v.add_bos.unwrap_or(pre.is_none_or(|p| p.add_bos));
         let space_prefix = pre.is_none() && v.add_space_prefix.unwrap_or(true);
+        let prefix = match v.metaspace.as_deref() {
+            _ if !space_prefix => SpacePrefix::Never,
+            None => SpacePrefix::Always,
+            Some(scheme @ ("first" | "always")) => SpacePrefix::Metaspace { first: scheme == "first" },
+            Some(other) => return Err(Error::bad(&v.file, METASPACE, "first or always", other)),
+        };
+        let normalizer = match v.normalizer.as_deref() {
+            None => None,
+            Some("NFC") => Some(NFC.into()),
+            Some(other) => return Err(Error::bad(&v.file, NORMALIZER, "NFC", other)),
+        };
         let merger = match pre {
             Some(pre) => ranked(&v, &ids, &kinds, pre)?,
             None => {
                 let scores = scores(&v)?;
-                Merger::Scored(Box::new(Spm::new(
-                    &v.file,
-                    &v.tokens,
-                    &kinds,
-                    scores,
-                    special.unk,
-                    space_prefix,
-                )?))
+                Merger::Scored(Box::new(Spm::new(&v.file, &v.tokens, &kinds, scores, special.unk, prefix)?))
             }
         };
         Ok(Self {
@@ -137,7 +155,7 @@ impl Tokenizer {
                 None => "SentencePiece BPE".to_owned(),
             },
             added,
-            normalizer: None,
+            normalizer,
             merger,
             pieces,
             special,

@@ -33,7 +33,7 @@ mod template_env;
 mod tokenizer;
 pub mod tools;
 
-pub use gguf::GgufVocab;
+pub use gguf::{GgufVocab, METASPACE, NORMALIZER};
 pub use pieces::TokenKind;
 pub use reasoning::{Reasoning, Split};
 pub use stop::{StopHit, StopStrings};

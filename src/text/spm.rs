@@ -20,8 +20,21 @@ pub(super) struct Spm {
     unk: Option<TokenId>,
     /// The longest token in bytes: longer joins need no look-up.
     longest_bytes: usize,
-    /// Whether text is given a leading space, so that a word is spelled the same at the start and in the middle.
-    add_space_prefix: bool,
+    prefix: SpacePrefix,
+}
+
+/// Where text is given a leading space, so that a word is spelled the same at the start and in the middle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SpacePrefix {
+    /// Nowhere.
+    Never,
+    /// At the start and after every added token.
+    Always,
+    /// As Hugging Face's Metaspace does: not before a text that begins with a space; `first`: only at the very start.
+    Metaspace {
+        /// Not after added tokens.
+        first: bool,
+    },
 }
 
 /// A piece of text in a doubly linked list of pieces. `len_bytes` 0: merged into its left neighbour.
@@ -65,7 +78,7 @@ impl Spm {
         kinds: &[TokenKind],
         scores: Vec<f32>,
         unk: Option<TokenId>,
-        add_space_prefix: bool,
+        prefix: SpacePrefix,
     ) -> Result<Self> {
         assert!(tokens.len() == kinds.len() && tokens.len() == scores.len());
         let mut out = Self {
@@ -74,7 +87,7 @@ impl Spm {
             byte_ids: [None; 256],
             unk,
             longest_bytes: 0,
-            add_space_prefix,
+            prefix,
         };
         for (id, (text, kind)) in tokens.iter().zip(kinds).enumerate() {
             // Control tokens are never made from text, so a prompt cannot smuggle one in as plain letters.
@@ -97,9 +110,14 @@ impl Spm {
         Ok(out)
     }
 
-    /// Appends the ids of `text`, a piece of prompt between added tokens.
-    pub fn encode(&self, text: &str, out: &mut Vec<TokenId>) {
-        self.encode_part(text, self.add_space_prefix, out);
+    /// Appends the ids of `text`, a piece of prompt between added tokens; `first`: what the prompt begins with.
+    pub fn encode(&self, text: &str, first: bool, out: &mut Vec<TokenId>) {
+        let space = match self.prefix {
+            SpacePrefix::Never => false,
+            SpacePrefix::Always => true,
+            SpacePrefix::Metaspace { first: only } => (first || !only) && !text.starts_with([' ', '▁']),
+        };
+        self.encode_part(text, space, out);
     }
 
     /// As [`Spm::encode`], with the space before the text or without it.
@@ -196,12 +214,14 @@ mod tests {
             scores.push(0.0);
             kinds.push(TokenKind::Byte);
         }
+        let prefix = if prefix { SpacePrefix::Always } else { SpacePrefix::Never };
         Spm::new(Path::new("t"), &tokens, &kinds, scores, None, prefix).unwrap()
     }
 
     /// The definition, without a queue: look at all neighbours, merge the best, start again.
     fn naive(m: &Spm, text: &str) -> Vec<TokenId> {
-        let spelled = format!("{}{}", if m.add_space_prefix { "▁" } else { "" }, text.replace(' ', "▁"));
+        let spelled =
+            format!("{}{}", if m.prefix == SpacePrefix::Always { "▁" } else { "" }, text.replace(' ', "▁"));
         let mut parts: Vec<String> = spelled.chars().map(String::from).collect();
         loop {
             let mut best: Option<(f32, usize)> = None;
@@ -229,14 +249,14 @@ mod tests {
             false,
         );
         let mut out = Vec::new();
-        m.encode("abc", &mut out);
+        m.encode("abc", true, &mut out);
         // "bc" first (-1), then "a"+"bc" is a token too.
         assert_eq!(out, [5]);
         out.clear();
-        m.encode("ab c", &mut out);
+        m.encode("ab c", true, &mut out);
         assert_eq!(out, [3, 6, 2]);
         out.clear();
-        m.encode("é", &mut out);
+        m.encode("é", true, &mut out);
         assert_eq!(out, [7 + 0xC3, 7 + 0xA9], "no token: its bytes");
     }
 
@@ -268,15 +288,22 @@ mod tests {
                 })
                 .collect();
             let mut out = Vec::new();
-            m.encode(&text, &mut out);
+            m.encode(&text, true, &mut out);
             assert_eq!(out, naive(&m, &text), "{text:?}");
         }
     }
 
     #[test]
     fn a_vocabulary_that_cannot_spell_is_refused() {
-        let e =
-            Spm::new(Path::new("f"), &["a".into()], &[TokenKind::Normal], vec![0.0], None, true).unwrap_err();
+        let e = Spm::new(
+            Path::new("f"),
+            &["a".into()],
+            &[TokenKind::Normal],
+            vec![0.0],
+            None,
+            SpacePrefix::Always,
+        )
+        .unwrap_err();
         assert!(e.to_string().contains("byte token"), "{e}");
     }
 }

@@ -219,10 +219,11 @@ fn ranked(
 }
 
 fn scored(split: &PreTokenizedString, spm: &Spm, out: &mut Vec<TokenId>) {
-    for (text, _, added) in split.get_splits(OffsetReferential::Original, OffsetType::None) {
+    let parts = split.get_splits(OffsetReferential::Original, OffsetType::None);
+    for (i, (text, _, added)) in parts.into_iter().enumerate() {
         match added {
             Some(tokens) => out.extend(tokens.iter().map(|t| t.id)),
-            None => spm.encode(text, out),
+            None => spm.encode(text, i == 0, out),
         }
     }
 }

@@ -34,29 +34,6 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// An integer that fits u32, if the key is there.
-    pub fn opt_u32(&self, key: &str) -> Result<Option<u32>> {
-        self.opt(key, "an integer from 0 to 4294967295", |v| v.as_u64()?.try_into().ok())
-    }
-
-    /// An integer that fits u32.
-    pub fn u32(&self, key: &str) -> Result<u32> {
-        self.opt_u32(key)?.ok_or_else(|| self.bad(key, "an integer from 0 to 4294967295"))
-    }
-
-    /// An integer from 1: a count of things, or a width.
-    pub fn size(&self, key: &str) -> Result<usize> {
-        match self.u32(key)? {
-            0 => Err(self.bad(key, "an integer of 1 or more")),
-            n => Ok(n as usize),
-        }
-    }
-
-    /// A number, if the key is there.
-    pub fn opt_f32(&self, key: &str) -> Result<Option<f32>> {
-        self.opt(key, "a number", |v| v.as_f64().map(|x| x as f32))
-    }
-
     /// A bool, if the key is there.
     pub fn opt_bool(&self, key: &str) -> Result<Option<bool>> {
         self.opt(key, "true or false", Value::as_bool)

@@ -49,13 +49,14 @@ pub enum Shape {
     Transpose,
 }
 
-/// Every tensor of a Hugging Face model, in the order in which it is written.
-pub fn tensors(source: &Source, h: &Hparams) -> Result<Vec<OutTensor>> {
-    let mut c = Convert { source, h, out: Vec::new() };
+/// Every tensor of a Hugging Face model, in the order in which it is written. `unread` are those that the model does not
+/// need; one that is needed and not written is an error.
+pub fn tensors(source: &Source, h: &Hparams, unread: &[usize]) -> Result<Vec<OutTensor>> {
+    let used = vec![false; source.tensors().len()];
+    let mut c = Convert { source, h, out: Vec::new(), used };
     c.plain("token_embd.weight", "model.embed_tokens.weight")?;
     c.plain("output_norm.weight", "model.norm.weight")?;
-    // A config that does not say leaves it to what is there.
-    if h.tied == Some(false) || h.tied.is_none() && source.find("lm_head.weight").is_some() {
+    if !h.tied {
         c.plain("output.weight", "lm_head.weight")?;
     }
     if let Some(factors) = &h.rope_factors {
@@ -64,7 +65,20 @@ pub fn tensors(source: &Source, h: &Hparams) -> Result<Vec<OutTensor>> {
     for layer in 0..h.layers {
         c.layer(layer)?;
     }
-    Ok(c.out)
+    let scales = source.tensors().iter().filter_map(|t| t.scale);
+    unread.iter().copied().chain(scales).for_each(|t| c.used[t] = true);
+    match c.used.iter().position(|used| !used) {
+        None => Ok(c.out),
+        Some(t) => {
+            let name = &source.tensors()[t].name;
+            Err(Error::bad(
+                source.file_of(t),
+                format_args!("tensor {name}"),
+                "a tensor that GGUF has a name for",
+                "none",
+            ))
+        }
+    }
 }
 
 /// Every tensor of a GGUF, unchanged.
@@ -81,13 +95,17 @@ struct Convert<'a> {
     source: &'a Source,
     h: &'a Hparams,
     out: Vec<OutTensor>,
+    /// Which of the source's tensors were taken.
+    used: Vec<bool>,
 }
 
 impl Convert<'_> {
-    fn find(&self, name: &str) -> Result<usize> {
-        self.source.find(name).ok_or_else(|| {
+    fn find(&mut self, name: &str) -> Result<usize> {
+        let t = self.source.find(name).ok_or_else(|| {
             Error::bad(self.source.path(), format_args!("tensor {name}"), "it in the model", "nothing")
-        })
+        })?;
+        self.used[t] = true;
+        Ok(t)
     }
 
     /// A tensor as it is.
@@ -145,7 +163,7 @@ impl Convert<'_> {
             self.plain(&format!("{blk}.{name}.weight"), &format!("{hf}.{from}.weight"))?;
             self.optional(&format!("{blk}.{name}.bias"), &format!("{hf}.{from}.bias"))?;
         }
-        Ok(())
+        self.optional(&format!("{blk}.attn_sinks.weight"), &format!("{hf}.sinks"))
     }
 
     /// Rows of each head from halves to neighbours.
@@ -167,6 +185,7 @@ impl Convert<'_> {
 
     fn interleaved_bias(&mut self, name: &str, from: &str, heads: usize) -> Result<()> {
         let Some(tensor) = self.source.find(from) else { return Ok(()) };
+        self.used[tensor] = true;
         let bias = self.source.read_f32(tensor)?;
         if !bias.len().is_multiple_of(2 * heads) {
             let expected = format!("a multiple of {} elements, 2 a head", 2 * heads);
@@ -181,17 +200,17 @@ impl Convert<'_> {
     }
 
     fn latent_attention(&mut self, blk: &str, hf: &str) -> Result<()> {
-        if self.source.find(&format!("{hf}.q_a_proj.weight")).is_some() {
-            self.plain(&format!("{blk}.attn_q_a.weight"), &format!("{hf}.q_a_proj.weight"))?;
-            self.plain(&format!("{blk}.attn_q_a_norm.weight"), &format!("{hf}.q_a_layernorm.weight"))?;
-            self.plain(&format!("{blk}.attn_q_b.weight"), &format!("{hf}.q_b_proj.weight"))?;
-        } else {
-            self.plain(&format!("{blk}.attn_q.weight"), &format!("{hf}.q_proj.weight"))?;
+        let q_a = self.source.find(&format!("{hf}.q_a_proj.weight")).is_some();
+        let queries: &[_] =
+            if q_a { &[("attn_q_a", "q_a_proj"), ("attn_q_b", "q_b_proj")] } else { &[("attn_q", "q_proj")] };
+        let others = [("attn_kv_a_mqa", "kv_a_proj_with_mqa"), ("attn_output", "o_proj")];
+        for (name, from) in queries.iter().chain(&others) {
+            self.plain(&format!("{blk}.{name}.weight"), &format!("{hf}.{from}.weight"))?;
+            self.optional(&format!("{blk}.{name}.bias"), &format!("{hf}.{from}.bias"))?;
         }
-        self.plain(&format!("{blk}.attn_kv_a_mqa.weight"), &format!("{hf}.kv_a_proj_with_mqa.weight"))?;
+        self.optional(&format!("{blk}.attn_q_a_norm.weight"), &format!("{hf}.q_a_layernorm.weight"))?;
         self.plain(&format!("{blk}.attn_kv_a_norm.weight"), &format!("{hf}.kv_a_layernorm.weight"))?;
-        self.split_kv_b(blk, &format!("{hf}.kv_b_proj.weight"))?;
-        self.plain(&format!("{blk}.attn_output.weight"), &format!("{hf}.o_proj.weight"))
+        self.split_kv_b(blk, &format!("{hf}.kv_b_proj.weight"))
     }
 
     /// The up-projection of keys and values, split by head for the absorbed product: keys transposed, values as they are.

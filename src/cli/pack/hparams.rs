@@ -1,9 +1,17 @@
-//! config.json to the hyperparameter keys of a GGUF, named and defaulted as llama.cpp's own converter does
-//! (`convert_hf_to_gguf.py`), so that llama.cpp loads what we write.
+//! Hyperparameters to the keys of a GGUF, named as llama.cpp's own converter does (`convert_hf_to_gguf.py`), so that
+//! llama.cpp loads what we write. What its list has no key for goes under `tegu.` (`model::gguf`).
+//!
+//! The keys are made from what the source was understood to be, not from its config.json: a default that the config
+//! leaves out is written out, and what the reader makes of the keys is compared afterwards (`readback`).
 
-use super::config::Json;
-use crate::format::gguf::Value;
-use crate::units::Result;
+use std::path::Path;
+
+use crate::format::gguf::{ScalarArray, Value};
+use crate::model::gguf::{ROPE_MAGNITUDE, YARN_TRUNCATE};
+use crate::model::rope::yarn_mscale;
+use crate::model::{AttnHyper, Gating, Hyper, Mask, MoeHyper, RopeScaling};
+use crate::units::{Error, Result};
+use serde_json::Value as JsonValue;
 
 /// A model family that can be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +30,7 @@ pub enum Family {
     Deepseek2,
 }
 
-/// What tensors need to know.
+/// What tensors need to know, and people.
 #[derive(Debug, Clone)]
 pub struct Hparams {
     /// The family.
@@ -41,24 +49,14 @@ pub struct Hparams {
     pub v_head: usize,
     /// Factors of Llama 3's rope scaling, one a rotated pair.
     pub rope_factors: Option<Vec<f32>>,
-    /// Whether the output head is the embedding, where config.json says.
-    pub tied: Option<bool>,
+    /// Whether the output head is the embedding.
+    pub tied: bool,
+    /// What the file says in words that llama.cpp does not read: it would compute something else.
+    pub beyond: Vec<&'static str>,
 }
 
 /// Metadata being collected.
 pub type Meta = Vec<(String, Value)>;
-
-const FAMILIES: [(&str, Family); 9] = [
-    ("llama", Family::Llama),
-    ("mistral", Family::Llama),
-    ("mixtral", Family::Llama),
-    ("qwen2", Family::Qwen2),
-    ("qwen3", Family::Qwen3),
-    ("qwen3_moe", Family::Qwen3Moe),
-    ("olmoe", Family::Olmoe),
-    ("deepseek_v2", Family::Deepseek2),
-    ("deepseek_v3", Family::Deepseek2),
-];
 
 impl Family {
     /// `general.architecture`.
@@ -73,229 +71,249 @@ impl Family {
         }
     }
 
-    fn of(config: &Json) -> Result<Family> {
-        let name = config.opt_str("model_type")?.unwrap_or("");
-        if name == "glm4_moe_lite" {
-            return Ok(Family::Deepseek2);
-        }
-        FAMILIES.iter().find(|(n, _)| *n == name).map(|(_, f)| *f).ok_or_else(|| {
-            let known: Vec<&str> = FAMILIES.iter().map(|(n, _)| *n).collect();
-            config.bad("model_type", format_args!("{}, glm4_moe_lite", known.join(", ")))
+    fn of(file: &Path, model_type: &str) -> Result<Family> {
+        Ok(match model_type {
+            "llama" | "mistral" | "mixtral" => Family::Llama,
+            "qwen2" => Family::Qwen2,
+            "qwen3" => Family::Qwen3,
+            "qwen3_moe" => Family::Qwen3Moe,
+            "olmoe" => Family::Olmoe,
+            "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite" => Family::Deepseek2,
+            _ => return Err(Error::bad(file, "model_type", "a family that GGUF has", model_type)),
         })
     }
 }
 
 /// Collects keys under the architecture's prefix.
 struct Keys<'m> {
-    arch: &'static str,
+    family: Family,
     meta: &'m mut Meta,
+    beyond: Vec<&'static str>,
 }
 
 impl Keys<'_> {
     fn put(&mut self, key: &str, value: Value) {
-        self.meta.push((format!("{}.{key}", self.arch), value));
+        self.meta.push((format!("{}.{key}", self.family.arch()), value));
     }
 
     fn u32(&mut self, key: &str, v: usize) {
         self.put(key, Value::U32(v as u32));
     }
 
-    fn opt_u32(&mut self, key: &str, v: Option<u32>) {
-        v.into_iter().for_each(|v| self.put(key, Value::U32(v)));
-    }
-
-    fn opt_f32(&mut self, key: &str, v: Option<f32>) {
-        v.into_iter().for_each(|v| self.put(key, Value::F32(v)));
+    fn f32(&mut self, key: &str, v: f32) {
+        self.put(key, Value::F32(v));
     }
 }
 
-/// Writes the keys of `config` into `meta`.
-pub fn convert(config: &Json, meta: &mut Meta) -> Result<Hparams> {
-    let family = Family::of(config)?;
+/// Writes the keys of `h`, read from `config` of `file`, into `meta`.
+pub fn convert(file: &Path, config: &JsonValue, h: &Hyper, meta: &mut Meta) -> Result<Hparams> {
+    let family = Family::of(file, &h.arch)?;
     meta.push(("general.architecture".into(), Value::Str(family.arch().into())));
     meta.push(("general.type".into(), Value::Str("model".into())));
-    let mut keys = Keys { arch: family.arch(), meta };
-    let mla = family == Family::Deepseek2;
-    let layers = config.size("num_hidden_layers")?;
-    let hidden = config.size("hidden_size")?;
-    let heads = config.size("num_attention_heads")?;
-    let kv_heads = config.opt_u32("num_key_value_heads")?.map_or(heads, |n| n as usize);
-    if !mla && (kv_heads == 0 || !heads.is_multiple_of(kv_heads)) {
-        return Err(config.bad("num_key_value_heads", format_args!("a divisor of {heads}, the heads")));
-    }
-    keys.u32("block_count", layers);
-    keys.u32("context_length", config.size("max_position_embeddings")?);
-    keys.u32("embedding_length", hidden);
-    keys.u32("feed_forward_length", config.size("intermediate_size")?);
-    keys.u32("attention.head_count", heads);
-    keys.u32("attention.head_count_kv", if mla { 1 } else { kv_heads });
-    keys.put("attention.layer_norm_rms_epsilon", Value::F32(config.opt_f32("rms_norm_eps")?.unwrap_or(1e-6)));
-    keys.u32("vocab_size", config.size("vocab_size")?);
-    let experts = experts(config, family, &mut keys)?;
-    let rope_factors = rope(config, family, heads, hidden, &mut keys)?;
-    let (nope, v_head) = if mla { latent(config, &mut keys)? } else { (0, 0) };
-    if !mla {
-        window(config, &mut keys)?;
-    }
-    let tied = config.opt_bool("tie_word_embeddings")?;
-    Ok(Hparams { family, layers, heads, kv_heads, experts, nope, v_head, rope_factors, tied })
+    let mut keys = Keys { family, meta, beyond: Vec::new() };
+    keys.u32("block_count", h.n_layers);
+    keys.u32("context_length", h.context_tokens);
+    keys.u32("embedding_length", h.hidden);
+    keys.u32("feed_forward_length", h.ffn_width);
+    keys.f32("attention.layer_norm_rms_epsilon", h.norm_eps);
+    keys.u32("vocab_size", h.vocab);
+    keys.u32("attention.head_count", h.n_heads());
+    let experts = match &h.moe {
+        Some(moe) => experts(file, moe, &mut keys)?,
+        None => 0,
+    };
+    let (kv_heads, nope, v_head) = attention(h, &mut keys);
+    window(&h.masks, &mut keys);
+    let rope_factors = rope(h, config, &mut keys);
+    let (layers, heads, tied) = (h.n_layers, h.n_heads(), h.tied_head);
+    let beyond = keys.beyond;
+    Ok(Hparams { family, layers, heads, kv_heads, experts, nope, v_head, rope_factors, tied, beyond })
 }
 
 /// Keys of the router and its experts; gives the number of routed experts.
-fn experts(config: &Json, family: Family, keys: &mut Keys) -> Result<usize> {
-    let mut count = None;
-    for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
-        count = count.or(config.opt_u32(key)?);
+fn experts(file: &Path, m: &MoeHyper, keys: &mut Keys) -> Result<usize> {
+    let deepseek = keys.family == Family::Deepseek2;
+    keys.u32("expert_count", m.n_experts);
+    keys.u32("expert_used_count", m.n_picked);
+    // Architectures without the key take feed_forward_length, which is the same number there.
+    if deepseek || keys.family == Family::Qwen3Moe {
+        keys.u32("expert_feed_forward_length", m.expert_width);
     }
-    let Some(n) = count.filter(|&n| n > 0) else {
-        if family == Family::Deepseek2 {
-            return Err(config.bad("n_routed_experts", "an integer of 1 or more"));
+    keys.put("expert_weights_norm", Value::Bool(m.normalize));
+    let assumed = match keys.family {
+        Family::Llama | Family::Qwen3Moe => true,
+        Family::Olmoe => false,
+        _ => m.normalize,
+    };
+    if m.normalize != assumed {
+        keys.beyond.push("whether the picked experts' weights are normalized (expert_weights_norm)");
+    }
+    if m.n_groups > 1 {
+        keys.u32("expert_group_count", m.n_groups);
+        keys.u32("expert_group_used_count", m.n_groups_picked);
+    }
+    if m.shared_width > 0 || deepseek {
+        if !m.shared_width.is_multiple_of(m.expert_width) {
+            let expected = format!("a multiple of the experts' {}", m.expert_width);
+            return Err(Error::bad(file, "shared expert width", expected, m.shared_width));
         }
-        return Ok(0);
-    };
-    keys.u32("expert_count", n as usize);
-    keys.u32("expert_used_count", config.size("num_experts_per_tok")?);
-    let width = config.opt_u32("moe_intermediate_size")?;
-    keys.opt_u32("expert_feed_forward_length", width);
-    let normalized = config.opt_bool("norm_topk_prob")?;
-    normalized.into_iter().for_each(|b| keys.put("expert_weights_norm", Value::Bool(b)));
-    if family != Family::Deepseek2 {
-        return Ok(n as usize);
+        keys.u32("expert_shared_count", m.shared_width / m.expert_width);
     }
-    if width.is_none() {
-        return Err(config.bad("moe_intermediate_size", "an integer of 1 or more"));
+    let leading = m.dense.iter().take_while(|d| **d).count();
+    keys.u32("leading_dense_block_count", leading);
+    let dense = m.dense.iter().filter(|d| **d).count();
+    if dense > leading || dense > 0 && !deepseek {
+        keys.beyond.push("dense layers between those with experts");
     }
-    keys.opt_u32("expert_group_count", config.opt_u32("n_group")?);
-    keys.opt_u32("expert_group_used_count", config.opt_u32("topk_group")?);
-    keys.u32("expert_shared_count", config.opt_u32("n_shared_experts")?.unwrap_or(0) as usize);
-    keys.u32("leading_dense_block_count", config.opt_u32("first_k_dense_replace")?.unwrap_or(0) as usize);
-    keys.put("expert_weights_scale", Value::F32(config.opt_f32("routed_scaling_factor")?.unwrap_or(1.0)));
-    // Classes after V2 know only the sigmoid and may leave the key out.
-    let v2 = config.opt_str("model_type")? == Some("deepseek_v2");
-    let gating = match config.opt_str("scoring_func")? {
-        Some("softmax") => 1,
-        Some("sigmoid") => 2,
-        None if v2 => 1,
-        None => 2,
-        Some(_) => return Err(config.bad("scoring_func", "softmax or sigmoid")),
-    };
-    keys.u32("expert_gating_func", gating);
-    Ok(n as usize)
+    if deepseek || m.scale != 1.0 {
+        keys.f32("expert_weights_scale", m.scale);
+    }
+    if deepseek {
+        keys.u32("expert_gating_func", if m.gating == Gating::Softmax { 1 } else { 2 });
+    }
+    Ok(m.n_experts)
 }
 
-/// Keys of multi-head latent attention; gives the widths of a head without position and of its values.
+/// Keys of attention; gives the heads of keys, and for MLA the widths of a head without position and of its values.
 ///
-/// The converted file describes the absorbed form: one key head of latent and rope parts, whose values are the latent.
-fn latent(config: &Json, keys: &mut Keys) -> Result<(usize, usize)> {
-    let rank = config.size("kv_lora_rank")?;
-    let (nope, rope) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
-    let v_head = config.size("v_head_dim")?;
-    if config.opt_bool("rope_interleave")? == Some(false) {
-        return Err(config.bad("rope_interleave", "true: files of this architecture rotate neighbours"));
-    }
-    // 0 says "none". llama.cpp wants the key except at the depths of the lite models it knows.
-    keys.u32("attention.q_lora_rank", config.opt_u32("q_lora_rank")?.unwrap_or(0) as usize);
-    keys.u32("attention.kv_lora_rank", rank);
-    keys.u32("attention.key_length", rank + rope);
-    keys.u32("attention.value_length", rank);
-    keys.u32("attention.key_length_mla", nope + rope);
-    keys.u32("attention.value_length_mla", v_head);
-    keys.u32("rope.dimension_count", rope);
-    Ok((nope, v_head))
-}
-
-/// A sliding window, where the config has one and uses it.
-fn window(config: &Json, keys: &mut Keys) -> Result<()> {
-    if config.opt_bool("use_sliding_window")? != Some(false) {
-        keys.opt_u32("attention.sliding_window", config.opt_u32("sliding_window")?);
-    }
-    Ok(())
-}
-
-/// Keys of the rotary embedding; gives Llama 3's factors, which GGUF holds as a tensor.
-fn rope(
-    config: &Json,
-    family: Family,
-    heads: usize,
-    hidden: usize,
-    keys: &mut Keys,
-) -> Result<Option<Vec<f32>>> {
-    let head_dim = match config.opt_u32("head_dim")? {
-        Some(n) => n as usize,
-        None => hidden / heads,
-    };
-    let mla = family == Family::Deepseek2;
-    if !mla {
-        if config.get("head_dim").is_some() {
+/// MLA is described in its absorbed form: one key head of latent and rope parts, whose values are the latent.
+fn attention(h: &Hyper, keys: &mut Keys) -> (usize, usize, usize) {
+    match h.attn {
+        AttnHyper::Mla { q_lora_rank, kv_lora_rank, nope_dim, rope_dim, v_dim, .. } => {
+            keys.u32("attention.head_count_kv", 1);
+            // 0 says "none". llama.cpp wants the key except at the depths of the lite models it knows.
+            keys.u32("attention.q_lora_rank", q_lora_rank.unwrap_or(0));
+            keys.u32("attention.kv_lora_rank", kv_lora_rank);
+            keys.u32("attention.key_length", kv_lora_rank + rope_dim);
+            keys.u32("attention.value_length", kv_lora_rank);
+            keys.u32("attention.key_length_mla", nope_dim + rope_dim);
+            keys.u32("attention.value_length_mla", v_dim);
+            (1, nope_dim, v_dim)
+        }
+        AttnHyper::Gqa { n_kv_heads, head_dim, clip, .. } => {
+            keys.u32("attention.head_count_kv", n_kv_heads);
             keys.u32("attention.key_length", head_dim);
             keys.u32("attention.value_length", head_dim);
-        }
-        if family == Family::Llama {
-            keys.u32("rope.dimension_count", head_dim);
+            if let Some(clip) = clip {
+                keys.f32("attention.clamp_kqv", clip);
+                keys.beyond.push("the clamp of queries, keys and values (attention.clamp_kqv)");
+            }
+            (n_kv_heads, 0, 0)
         }
     }
-    // Newer configs have one object for all of it; older ones a scaling object and the base beside it.
-    let params = match config.opt_object("rope_parameters", "rope_parameters.")? {
-        Some(p) => Some(p),
-        None => config.opt_object("rope_scaling", "rope_scaling.")?,
-    };
-    let inner_base = params.map_or(Ok(None), |p| p.opt_f32("rope_theta"))?;
-    let base = inner_base.or(config.opt_f32("rope_theta")?).unwrap_or(10_000.0);
-    keys.put("rope.freq_base", Value::F32(base));
-    let Some(p) = params else { return Ok(None) };
-    let kind = match p.opt_str("rope_type")? {
-        Some(kind) => kind,
-        None => p.opt_str("type")?.unwrap_or("default"),
-    };
-    match kind {
-        "default" => Ok(None),
-        "linear" => {
+}
+
+/// Sliding windows, with a flag a layer where not all slide.
+fn window(masks: &[Mask], keys: &mut Keys) {
+    let window = masks.iter().find_map(|m| match m {
+        Mask::Sliding { window } => Some(*window),
+        _ => None,
+    });
+    let Some(window) = window else { return };
+    keys.u32("attention.sliding_window", window);
+    if masks.contains(&Mask::Full) {
+        let flags = masks.iter().map(|m| *m != Mask::Full);
+        keys.put("attention.sliding_window_pattern", Value::Scalars(ScalarArray::from_bools(flags)));
+    }
+    keys.beyond.push("the sliding window of this architecture (attention.sliding_window)");
+}
+
+/// Keys of the rotary embedding and of what it does to the attention scale; gives Llama 3's factors, which GGUF holds as
+/// a tensor.
+fn rope(h: &Hyper, config: &JsonValue, keys: &mut Keys) -> Option<Vec<f32>> {
+    keys.u32("rope.dimension_count", h.rope.dims);
+    keys.f32("rope.freq_base", h.rope.theta);
+    let mut mscale = 1.0;
+    let mut factors = None;
+    match h.rope.scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
             keys.put("rope.scaling.type", Value::Str("linear".into()));
-            keys.opt_f32("rope.scaling.factor", Some(factor(&p)?));
-            Ok(None)
+            keys.f32("rope.scaling.factor", factor);
         }
-        "yarn" => yarn(config, &p, mla, keys).map(|()| None),
-        "llama3" if family == Family::Llama => llama3_factors(&p, base, head_dim).map(Some),
-        _ => Err(p.bad("rope_type", "default, linear, yarn, or llama3 for llama")),
+        RopeScaling::Yarn { .. } => mscale = yarn(h, config, keys),
+        RopeScaling::Llama3 { .. } => {
+            factors = Some(llama3_factors(h));
+            if keys.family != Family::Llama {
+                keys.beyond.push("rotary factors in this architecture (rope_freqs.weight)");
+            }
+        }
+        // Only GGUF files have them, and those are not converted.
+        RopeScaling::Factors(ref f) => factors = Some(f.clone()),
     }
-}
-
-fn factor(p: &Json) -> Result<f32> {
-    p.opt_f32("factor")?.filter(|&f| f > 0.0).ok_or_else(|| p.bad("factor", "a number above 0"))
-}
-
-fn yarn(config: &Json, p: &Json, mla: bool, keys: &mut Keys) -> Result<()> {
-    keys.put("rope.scaling.type", Value::Str("yarn".into()));
-    keys.opt_f32("rope.scaling.factor", Some(factor(p)?));
-    let original = match p.opt_u32("original_max_position_embeddings")? {
-        Some(n) => n,
-        None => config.u32("max_position_embeddings")?,
+    let width = match h.attn {
+        AttnHyper::Mla { nope_dim, rope_dim, .. } => nope_dim + rope_dim,
+        AttnHyper::Gqa { head_dim, .. } => head_dim,
     };
-    keys.u32("rope.scaling.original_context_length", original as usize);
-    keys.opt_f32("rope.scaling.yarn_attn_factor", p.opt_f32("attention_factor")?);
-    keys.opt_f32("rope.scaling.yarn_beta_fast", p.opt_f32("beta_fast")?);
-    keys.opt_f32("rope.scaling.yarn_beta_slow", p.opt_f32("beta_slow")?);
-    if let Some(all) = p.opt_f32("mscale_all_dim")?.filter(|_| mla) {
-        if p.opt_f32("mscale")?.is_some_and(|m| m != all) {
-            return Err(p.bad("mscale", format_args!("{all}, as mscale_all_dim: the format has one number")));
-        }
-        // A tenth, for llama.cpp's reasons of compatibility: readers of deepseek2 multiply by ten.
-        keys.opt_f32("rope.scaling.yarn_log_multiplier", Some(0.1 * all));
+    let plain = mscale * mscale / (width as f64).sqrt();
+    let scale = f64::from(h.softmax_scale);
+    // What f32 rounds away is no other scale.
+    if (scale / plain - 1.0).abs() > 1e-6 {
+        keys.f32("attention.scale", (scale / (mscale * mscale)) as f32);
+        keys.beyond.push("an attention scale of its own (attention.scale)");
     }
-    Ok(())
+    factors
+}
+
+/// Keys of yarn; gives what MLA's attention scale is multiplied by (twice) for them.
+fn yarn(h: &Hyper, config: &JsonValue, keys: &mut Keys) -> f64 {
+    let RopeScaling::Yarn { factor, beta_fast, beta_slow, original_tokens, attention_factor, truncate } =
+        h.rope.scaling
+    else {
+        unreachable!("called for yarn")
+    };
+    keys.put("rope.scaling.type", Value::Str("yarn".into()));
+    keys.f32("rope.scaling.factor", factor);
+    if original_tokens.fract() == 0.0 && original_tokens < 4e9 {
+        keys.u32("rope.scaling.original_context_length", original_tokens as usize);
+    } else {
+        keys.f32("rope.scaling.original_context_length", original_tokens);
+    }
+    keys.f32("rope.scaling.yarn_beta_fast", beta_fast);
+    keys.f32("rope.scaling.yarn_beta_slow", beta_slow);
+    if !truncate {
+        keys.meta.push((YARN_TRUNCATE.into(), Value::Bool(false)));
+        keys.beyond.push("a yarn ramp that is not rounded to whole dimensions");
+    }
+    let usual = yarn_mscale(f64::from(factor), 1.0);
+    let other = |a: f64, b: f64| (a / b - 1.0).abs() > 1e-6;
+    if keys.family != Family::Deepseek2 {
+        let own = f64::from(attention_factor) / usual;
+        if other(own, 1.0) {
+            keys.f32("rope.scaling.attn_factor", own as f32);
+        }
+        return 1.0;
+    }
+    let scaling =
+        ["rope_parameters", "rope_scaling"].iter().find_map(|k| config.get(k).filter(|v| v.is_object()));
+    let all = scaling.and_then(|p| p.get("mscale_all_dim")?.as_f64()).filter(|&m| m != 0.0);
+    let (mscale, magnitude) = match all {
+        Some(all) => {
+            // A tenth, for llama.cpp's reasons of compatibility: readers of deepseek2 multiply by ten.
+            let multiplier = (0.1 * all) as f32;
+            keys.f32("rope.scaling.yarn_log_multiplier", multiplier);
+            (1.0 + f64::from(multiplier) * f64::from(factor.max(1.0)).ln(), 1.0)
+        }
+        None => {
+            keys.beyond.push("yarn without mscale_all_dim, which it takes into the attention scale");
+            (1.0, usual)
+        }
+    };
+    if other(f64::from(attention_factor), magnitude) {
+        keys.meta.push((ROPE_MAGNITUDE.into(), Value::F32(attention_factor)));
+        keys.beyond.push("a yarn attention factor beside mscale_all_dim");
+    }
+    mscale
 }
 
 /// By how much Llama 3's scaling slows each rotated pair: long wavelengths by `factor`, short ones not, a ramp between.
-fn llama3_factors(p: &Json, base: f32, head_dim: usize) -> Result<Vec<f32>> {
-    let factor = f64::from(factor(p)?);
-    let low = f64::from(p.opt_f32("low_freq_factor")?.unwrap_or(1.0));
-    let high = f64::from(p.opt_f32("high_freq_factor")?.unwrap_or(4.0));
-    let original = f64::from(p.opt_u32("original_max_position_embeddings")?.unwrap_or(8192));
-    if !(low > 0.0 && high > low) {
-        return Err(p.bad("high_freq_factor", "more than low_freq_factor, which is above 0"));
-    }
+fn llama3_factors(h: &Hyper) -> Vec<f32> {
+    let RopeScaling::Llama3 { factor, low_freq, high_freq, original_tokens } = h.rope.scaling else {
+        unreachable!("called for llama3")
+    };
+    let [factor, low, high, original] = [factor, low_freq, high_freq, original_tokens].map(f64::from);
     let one = |pair: usize| {
-        let frequency = f64::from(base).powf(-((2 * pair) as f64) / head_dim as f64);
+        let frequency = f64::from(h.rope.theta).powf(-((2 * pair) as f64) / h.rope.dims as f64);
         let wavelength = std::f64::consts::TAU / frequency;
         if wavelength < original / high {
             1.0
@@ -306,5 +324,5 @@ fn llama3_factors(p: &Json, base: f32, head_dim: usize) -> Result<Vec<f32>> {
             1.0 / ((1.0 - smooth) / factor + smooth)
         }
     };
-    Ok((0..head_dim / 2).map(|pair| one(pair) as f32).collect())
+    (0..h.rope.dims / 2).map(|pair| one(pair) as f32).collect()
 }

@@ -1,23 +1,26 @@
 //! `tegu pack`: any model to a GGUF that Tegu and llama.cpp load, quantized on the way.
 
-pub(super) mod config;
+mod config;
 mod convert;
 pub(super) mod hparams;
+mod ids;
 pub(super) mod mix;
+mod readback;
+mod rules;
 mod vocab;
 mod write;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cli::aside;
-use crate::cli::out::Out;
+use crate::cli::out::{self, Out};
 use crate::format::Codec;
 use crate::format::gguf::Value;
 use crate::format::tensor::tensor_bytes;
+use crate::model::{self, Hyper};
 use crate::observe;
 use crate::units::{Bytes, Error, Result};
 use crate::weights::{Meta as SourceMeta, Source};
-use config::Json;
 use convert::OutTensor;
 use hparams::Meta;
 use mix::{Context, Target};
@@ -48,6 +51,8 @@ pub struct Args {
 struct Packed {
     meta: Meta,
     tensors: Vec<(OutTensor, Codec)>,
+    /// What the source was read as; none if this program does not run it.
+    hyper: Option<Hyper>,
 }
 
 /// Runs `tegu pack`.
@@ -55,19 +60,31 @@ pub fn pack(args: &Args) -> Result<()> {
     let source = Source::open(&args.model)?;
     let packed = plan(&source, args.codec)?;
     (0..source.tensors().len()).try_for_each(|t| aside::differs(&args.output, source.file_of(t)))?;
-    let bytes = write::write(&source, &packed, &args.output, args.threads.into())?;
+    let check = |written: &Path| match &packed.hyper {
+        Some(want) => readback::check(&source, want, written),
+        None => Ok(()),
+    };
+    let bytes = write::write(&source, &packed, &args.output, args.threads.into(), check)?;
     report(args, &packed, bytes)
 }
 
+/// Reads the source as any model is read; a Hugging Face model is renamed and described anew, a GGUF kept but for codecs.
 fn plan(source: &Source, target: Target) -> Result<Packed> {
-    let (mut meta, tensors, layers) = match source.meta() {
+    let (mut meta, tensors, layers, hyper) = match source.meta() {
         SourceMeta::HuggingFace(hf) => {
-            let config = Json { path: &hf.config_path, prefix: "", value: &hf.config };
+            let bound = model::bind(source)?;
             let mut meta = Meta::new();
-            let h = hparams::convert(&config, &mut meta)?;
+            let h = hparams::convert(&hf.config_path, &hf.config, &bound.hyper, &mut meta)?;
             meta.push(("general.name".into(), Value::Str(model_name(source))));
-            vocab::convert(hf, config.size("vocab_size")?, &mut meta)?;
-            (meta, convert::tensors(source, &h)?, h.layers)
+            let keys = vocab::convert(hf, bound.hyper.vocab, &mut meta)?;
+            let beyond: Vec<String> = h.beyond.iter().map(|s| (*s).to_owned()).chain(keys).collect();
+            if !beyond.is_empty() {
+                observe::note(format_args!("llama.cpp does not read everything here: {}", beyond.join("; ")));
+            }
+            let tensors = convert::tensors(source, &h, &bound.unread)?;
+            // Now, rather than after hours of writing.
+            readback::foresee(source, &bound.hyper, &meta, &tensors)?;
+            (meta, tensors, h.layers, Some(bound.hyper))
         }
         SourceMeta::Gguf(gguf) => {
             if source.tensors().iter().any(|t| !t.codec.is_dense() && t.codec != target.codec) {
@@ -78,7 +95,9 @@ fn plan(source: &Source, target: Target) -> Result<Packed> {
             }
             let arch = gguf.str("general.architecture")?;
             let layers = gguf.usize(&format!("{arch}.block_count"))?;
-            (kept(gguf), convert::same(source), layers)
+            // Files of models that only others run can be packed too; there is nothing to compare then.
+            let hyper = model::bind(source).ok().map(|b| b.hyper);
+            (kept(gguf), convert::same(source), layers, hyper)
         }
     };
     meta.push(("general.file_type".into(), Value::U32(target.file_type)));
@@ -99,7 +118,7 @@ fn plan(source: &Source, target: Target) -> Result<Packed> {
         }
         chosen.push((t, codec));
     }
-    Ok(Packed { meta, tensors: chosen })
+    Ok(Packed { meta, tensors: chosen, hyper })
 }
 
 /// A GGUF's metadata without what a new file says anew.
@@ -135,7 +154,7 @@ fn report(args: &Args, packed: &Packed, file_bytes: u64) -> Result<()> {
         let codecs: serde_json::Map<_, _> =
             codecs.iter().map(|(c, n)| (c.name().to_owned(), json!(n))).collect();
         return out.json(&json!({
-            "output": args.output, "file_bytes": file_bytes, "weights": weights,
+            "output": out::path(&args.output), "file_bytes": file_bytes, "weights": weights,
             "bits_per_weight": bits, "tensors": codecs,
         }));
     }

@@ -1,12 +1,12 @@
 //! tokenizer.json to the tokenizer keys of a GGUF.
-//!
-//! GGUF names the rules by which text is cut before merging instead of carrying them, so the pre-tokenizer has to be
-//! recognized; one that is not is an error, because a wrong name gives wrong ids and no sign of it.
 
 use super::config::Json;
 use super::hparams::Meta;
+use super::ids;
+use super::rules::{self, Prefix};
 use crate::format::gguf::{ScalarArray, StrArray, Value};
 use crate::limits;
+use crate::text::{METASPACE, NORMALIZER};
 use crate::units::{Error, Result};
 use crate::weights::{HfMeta, read_side_file};
 use serde_json::Value as JsonValue;
@@ -21,12 +21,13 @@ const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 const UNKNOWN: i32 = 2;
 
-/// Writes the tokenizer keys. A folder without tokenizer.json gets a vocabulary without words, as test models have.
-pub fn convert(hf: &HfMeta, vocab_size: usize, meta: &mut Meta) -> Result<()> {
+/// Writes the tokenizer keys and gives those that llama.cpp does not read. A folder without tokenizer.json gets a vocabulary
+/// without words, as test models have.
+pub fn convert(hf: &HfMeta, vocab_size: usize, meta: &mut Meta) -> Result<Vec<String>> {
     let mut put = |key: &str, value: Value| meta.push((format!("tokenizer.{key}"), value));
     let Some(path) = &hf.tokenizer_json else {
         put("ggml.model", Value::Str("none".into()));
-        return Ok(());
+        return Ok(Vec::new());
     };
     let bytes = read_side_file(path, limits::JSON_FILE_MAX)?;
     let root: JsonValue = serde_json::from_slice(&bytes)
@@ -39,9 +40,22 @@ pub fn convert(hf: &HfMeta, vocab_size: usize, meta: &mut Meta) -> Result<()> {
     let words = Words::read(&root, &model, vocab_size)?;
     let sentence_piece = model.opt_bool("byte_fallback")?.unwrap_or(false);
     let merges = merges(&model)?;
+    // What GGUF has no key for.
+    let mut beyond = Meta::new();
     put("ggml.model", Value::Str(if sentence_piece { "llama" } else { "gpt2" }.into()));
-    let pre = if sentence_piece { "default" } else { pre_tokenizer(&root, &model, &words)? };
-    put("ggml.pre", Value::Str(pre.into()));
+    if sentence_piece {
+        let prefix = rules::sentence_piece(&root)?;
+        put("ggml.pre", Value::Str("default".into()));
+        put("ggml.add_space_prefix", Value::Bool(prefix != Prefix::Never));
+        if let Prefix::Metaspace(scheme) = prefix {
+            beyond.push((METASPACE.to_owned(), Value::Str(scheme.into())));
+        }
+    } else {
+        let ignore_merges = model.opt_bool("ignore_merges")?.unwrap_or(false);
+        let rules = rules::byte_level(&root, ignore_merges, words.ids.contains_key("[gMASK]"))?;
+        put("ggml.pre", Value::Str(rules.name.into()));
+        beyond.extend(rules.nfc.then(|| (NORMALIZER.to_owned(), Value::Str("NFC".into()))));
+    }
     if sentence_piece {
         put("ggml.scores", Value::Scalars(ScalarArray::from_f32s(words.scores(&merges))));
     } else {
@@ -53,7 +67,10 @@ pub fn convert(hf: &HfMeta, vocab_size: usize, meta: &mut Meta) -> Result<()> {
     if let Some(template) = template(hf)? {
         put("chat_template", Value::Str(template));
     }
-    Ok(())
+    let unread = beyond.iter().map(|(key, _)| key.clone()).collect();
+    meta.extend(beyond);
+    ids::check(path.parent().unwrap_or(Path::new("")), meta)?;
+    Ok(unread)
 }
 
 /// The vocabulary by id.
@@ -166,51 +183,6 @@ fn merges(model: &Json) -> Result<Vec<(String, String)>> {
         out.push(pair.ok_or_else(bad)?);
     }
     Ok(out)
-}
-
-/// The name of the rules by which text is cut.
-fn pre_tokenizer(root: &Json, model: &Json, words: &Words) -> Result<&'static str> {
-    let mut steps = Vec::new();
-    flatten(root.value.get("pre_tokenizer"), &mut steps);
-    let patterns: Vec<&str> = steps.iter().filter_map(|s| s["pattern"]["Regex"].as_str()).collect();
-    let of_type = |t: &str| steps.iter().any(|s| s["type"] == t);
-    let has = |text: &str| patterns.iter().any(|p| p.contains(text));
-    let cased = has(r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}");
-    let by_three = has(r"\p{N}{1,3}");
-    let name = if has(r"[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*") && by_three {
-        "deepseek-v3"
-    } else if has(r"\s?[A-Za-zµ") {
-        "deepseek-llm"
-    } else if has(r"\s?\p{L}+") && has(r"\s?\p{P}+") {
-        "deepseek-coder"
-    } else if cased {
-        if by_three { "gpt-4o" } else { "tekken" }
-    } else if has(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*") {
-        // The same rules: the one that knows GLM's mask token is GLM's, which adds no BOS.
-        if words.ids.contains_key("[gMASK]") {
-            "glm4"
-        } else if model.opt_bool("ignore_merges")?.unwrap_or(false) {
-            "llama-bpe"
-        } else {
-            "dbrx"
-        }
-    } else if has(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*") {
-        "qwen2"
-    } else if patterns.is_empty() && of_type("ByteLevel") {
-        if of_type("Digits") { "smollm" } else { "gpt-2" }
-    } else {
-        return Err(root.bad("pre_tokenizer", "rules that GGUF has a name for"));
-    };
-    Ok(name)
-}
-
-/// The steps of a pre-tokenizer, out of their sequences.
-fn flatten<'v>(step: Option<&'v JsonValue>, out: &mut Vec<&'v JsonValue>) {
-    let Some(step) = step else { return };
-    match step.get("pretokenizers").and_then(JsonValue::as_array) {
-        Some(inner) => inner.iter().for_each(|s| flatten(Some(s), out)),
-        None => out.push(step),
-    }
 }
 
 /// Ids that begin, end and pad a text.

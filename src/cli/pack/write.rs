@@ -18,8 +18,14 @@ const CHUNK_ELEMENTS: usize = 256 << 10;
 /// Chunks a thread between two writes.
 const CHUNKS_A_THREAD: usize = 4;
 
-/// Writes the file and gives its size in bytes.
-pub fn write(source: &Source, packed: &Packed, output: &Path, threads: usize) -> Result<u64> {
+/// Writes the file and gives its size in bytes. `check` sees it whole before it takes its name, and may refuse.
+pub fn write(
+    source: &Source,
+    packed: &Packed,
+    output: &Path,
+    threads: usize,
+    check: impl FnOnce(&Path) -> Result<()>,
+) -> Result<u64> {
     let threads = threads.max(1);
     let mut plan = gguf_write::Plan::new();
     packed.meta.iter().for_each(|(key, value)| plan.meta(key, value));
@@ -50,7 +56,7 @@ pub fn write(source: &Source, packed: &Packed, output: &Path, threads: usize) ->
         }
     }
     body.finish().map_err(fail)?;
-    file.finish()
+    file.finish_checked(check)
 }
 
 /// Cuts pieces into what one thread does at a time. Pieces that change shape are small and stay whole.

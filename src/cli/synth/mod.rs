@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as JsonValue, json};
 
 use crate::cli::aside::AsideFile;
-use crate::cli::out::Out;
-use crate::cli::pack::config::Json;
+use crate::cli::out::{self, Out};
 use crate::cli::pack::hparams::{self, Meta};
 use crate::cli::pack::mix::{self, Context, Target};
 use crate::format::gguf::{ScalarArray, StrArray, Value};
 use crate::format::{Codec, gguf_write};
+use crate::model;
 use crate::observe::{Progress, Unit};
 use crate::units::{Bytes, Error, Result};
 use random::Random;
@@ -74,7 +74,7 @@ pub fn synth(args: &Args) -> Result<()> {
         let row = |s: &check::Spread| json!({"layer": s.layer, "distinct": s.distinct, "top_quarter": s.top_quarter});
         let rows: Vec<JsonValue> = spread.iter().map(row).collect();
         return out.json(&json!({
-            "output": args.output, "file_bytes": bytes, "layers": layers,
+            "output": out::path(&args.output), "file_bytes": bytes, "layers": layers,
             "check": args.check.then_some(rows),
         }));
     }
@@ -98,11 +98,12 @@ struct Dice {
 
 /// Writes the model that `config` describes to `output` and gives its size.
 fn make(name: &str, config: &JsonValue, target: Target, dice: Dice, output: &Path) -> Result<u64> {
-    let json = Json { path: Path::new(name), prefix: "", value: config };
+    let name_path = Path::new(name);
+    let hyper = model::hf::hyper(name_path, config)?;
     let mut meta = Meta::new();
-    let h = hparams::convert(&json, &mut meta)?;
+    let h = hparams::convert(name_path, config, &hyper, &mut meta)?;
     meta.push(("general.name".into(), Value::Str(format!("{name} with random weights"))));
-    tokenizer(json.size("vocab_size")?, &mut meta);
+    tokenizer(hyper.vocab, &mut meta);
     meta.push(("general.file_type".into(), Value::U32(target.file_type)));
     meta.push(("general.quantization_version".into(), Value::U32(2)));
     let context = Context { target, layers: h.layers, tied: false };
