@@ -154,7 +154,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         return out::Out::stdout().text(&report.text());
     }
     let mut object = json!({
-        "model": name,
+        "model": out::path(&name),
         "threads": app.threads,
         "kernels": app.kernels,
         "exact": args.load.exact,

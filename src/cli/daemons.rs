@@ -95,7 +95,10 @@ pub fn list(args: &ListArgs, common: &Common) -> Result<()> {
         None => find(&config)?,
     };
     if args.json {
-        let one = |r: &Row| json!({ "name": r.name, "path": r.path, "file_bytes": r.file_bytes, "loaded": r.loaded });
+        let one = |r: &Row| {
+            let path = r.path.as_deref().map(out::path);
+            json!({ "name": r.name, "path": path, "file_bytes": r.file_bytes, "loaded": r.loaded })
+        };
         return Out::stdout().json(&json!({ "models": rows.iter().map(one).collect::<Vec<_>>() }));
     }
     let mut table = vec![vec!["NAME".to_owned(), "SIZE".into(), "WHERE".into()]];

@@ -67,7 +67,7 @@ fn report(opened: &Prepared) -> Value {
     let parameters: u64 = source.tensors().iter().map(elements).sum();
     let weight_bytes: u64 = source.tensors().iter().map(|t| t.size_bytes()).sum();
     json!({
-        "file": source.path(),
+        "file": out::path(source.path()),
         "format": match source.meta() { Meta::Gguf(_) => "GGUF", Meta::HuggingFace(_) => "Hugging Face folder" },
         "file_bytes": source.file_bytes(),
         "architecture": h.arch,

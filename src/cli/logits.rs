@@ -91,6 +91,10 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
         _ => MlaOrder::Materialized,
     });
     let opened = app::prepare(options)?;
+    if args.routes_out.as_ref() == Some(&args.output) {
+        let found = args.output.display();
+        return Err(Error::bad("command line", "--routes-out", "another file than --output", found));
+    }
     let replay = args.routes_in.as_deref().map(|f| routes::read(f, opened.hyper(), tokens.len()));
     let mut loaded = load::load(opened)?;
     let replay = replay.transpose()?;
@@ -102,7 +106,7 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
     let counters = app.engine.counters();
     if args.json {
         out::Out::stdout().json(&json!({
-            "output": args.output,
+            "output": out::path(&args.output),
             "tokens": tokens.len(),
             "vocab": app.engine.hyper().vocab,
             "layers": app.engine.hyper().n_layers,

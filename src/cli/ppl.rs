@@ -69,6 +69,9 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
             has: format!("{trained} (the model's context)"),
         });
     }
+    if args.windows == Some(0) {
+        return Err(Error::bad("command line", "--windows", "1 or more", 0));
+    }
     let text = super::text_file(&args.file, TEXT_BYTES_MAX)?;
     let tokens = load::text(&opened)?.tokenizer.encode(&text, true, false)?;
     let count = windows.count(tokens.len()).min(args.windows.unwrap_or(usize::MAX));
@@ -86,8 +89,8 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
             "ppl": out::number(tally.ppl()),
             "error": out::number(tally.error()),
             "nll": out::number(tally.nll / tally.scored as f64),
-            "model": name,
-            "file": args.file,
+            "model": out::path(&name),
+            "file": out::path(&args.file),
             "ctx": windows.ctx,
             "windows": count,
             "scored": tally.scored,

@@ -194,8 +194,8 @@ fn talk(chat: &mut Chat, interrupts: &Interrupts) -> Result<()> {
         chat.say("user", line.trim_end_matches(['\n', '\r']));
         let answer = match chat.answer(interrupts, &mut |piece| out.text(piece)) {
             Ok(answer) => answer,
-            // A turn that does not fit leaves the conversation as it was before it.
-            Err(e @ Error::Limit { .. }) => {
+            // A turn that does not fit leaves the conversation as it was before it; a script must hear of it.
+            Err(e @ Error::Limit { .. }) if at_terminal => {
                 observe::complain(format_args!("tegu: {e}"));
                 chat.forget_last();
                 continue;
