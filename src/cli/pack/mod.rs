@@ -22,7 +22,7 @@ use crate::observe;
 use crate::units::{Bytes, Error, Result};
 use crate::weights::{Meta as SourceMeta, Source};
 use convert::OutTensor;
-use hparams::Meta;
+use hparams::{Family, Hparams, Meta};
 use mix::{Context, Target};
 use serde_json::json;
 
@@ -77,13 +77,10 @@ fn plan(source: &Source, target: Target) -> Result<Packed> {
             let h = hparams::convert(&hf.config_path, &hf.config, &bound.hyper, &mut meta)?;
             meta.push(("general.name".into(), Value::Str(model_name(source))));
             let keys = vocab::convert(hf, bound.hyper.vocab, &mut meta)?;
-            let beyond: Vec<String> = h.beyond.iter().map(|s| (*s).to_owned()).chain(keys).collect();
-            if !beyond.is_empty() {
-                observe::note(format_args!("llama.cpp does not read everything here: {}", beyond.join("; ")));
-            }
             let tensors = convert::tensors(source, &h, &bound.unread)?;
             // Now, rather than after hours of writing.
             readback::foresee(source, &bound.hyper, &meta, &tensors)?;
+            say_beyond(&h, &keys, &tensors);
             (meta, tensors, h.layers, Some(bound.hyper))
         }
         SourceMeta::Gguf(gguf) => {
@@ -119,6 +116,19 @@ fn plan(source: &Source, target: Target) -> Result<Packed> {
         chosen.push((t, codec));
     }
     Ok(Packed { meta, tensors: chosen, hyper })
+}
+
+/// Says what in the file only this program reads: `keys` of the tokenizer, hyperparameters, tensors.
+fn say_beyond(h: &Hparams, keys: &[String], tensors: &[OutTensor]) {
+    let mut beyond: Vec<&str> = h.beyond.iter().copied().chain(keys.iter().map(String::as_str)).collect();
+    let biases = ["attn_output.bias", "attn_q_a.bias", "attn_kv_a_mqa.bias"];
+    let has_one = |t: &OutTensor| biases.iter().any(|b| t.name.ends_with(b));
+    if h.family != Family::Llama && tensors.iter().any(has_one) {
+        beyond.push("biases of attention, for which it refuses the file");
+    }
+    if !beyond.is_empty() {
+        observe::note(format_args!("llama.cpp does not read everything here: {}", beyond.join("; ")));
+    }
 }
 
 /// A GGUF's metadata without what a new file says anew.
