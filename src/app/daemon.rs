@@ -90,13 +90,6 @@ impl Shelf {
         *self.names.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Names::of(config);
     }
 
-    /// Names that were given to what is not there. That is no error: a disk may be mounted later.
-    pub fn dangling(&self) -> Vec<(String, PathBuf)> {
-        let names = self.names.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let targets = names.aliases.iter().map(|(n, t)| (n.clone(), names.target(t)));
-        targets.filter(|(_, path)| !path.exists()).collect()
-    }
-
     /// Every model: name and path, the default first, each name once.
     pub fn models(&self) -> Result<Vec<(String, PathBuf)>> {
         let names = self.names.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
@@ -247,12 +240,6 @@ mod tests {
         ));
         let names: Vec<String> = shelf.known().unwrap().into_iter().map(|k| k.name).collect();
         assert_eq!(names, ["small", "a", "big", "hf"]);
-        assert_eq!(shelf.dangling(), []);
-        let lost = config("[aliases]\nlost = \"no/such\"\n", dir.path());
-        assert_eq!(
-            Shelf::new(Options::new(""), None, &lost, None).dangling(),
-            [("lost".to_owned(), "no/such".into())]
-        );
         let outside = Shelf::new(Options::new(""), Some("x/y.gguf".into()), &config(&text, dir.path()), None);
         assert_eq!(outside.models().unwrap()[0], ("y".to_owned(), "x/y.gguf".into()));
     }

@@ -69,7 +69,6 @@ impl Daemon {
         }
         if self.check {
             let shelf = serve::shelf(&self.serve, &config, None, None)?;
-            serve::warn_of_lost(&shelf);
             let (_, path) = shelf.models()?.into_iter().next().ok_or_else(|| {
                 Error::bad(config.text("serve.models"), "serve.models", "a folder with a model", "none in it")
             })?;

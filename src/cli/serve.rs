@@ -93,7 +93,6 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
     let told = keeper.as_ref().map(Keeper::told);
     let spin_us = keeper.as_ref().and_then(Keeper::spin_us);
     let shelf = Arc::new(shelf(args, &config, told.clone(), spin_us)?);
-    warn_of_lost(&shelf);
     let reload = reloader(args.overrides(), common.clone(), config, shelf.clone());
     let power = told.map(|t| t as Arc<dyn serve::Power>);
     serve::run(first, Box::new(shelf), power, Box::new(reload))
@@ -129,15 +128,7 @@ fn reloader(
         if !reloaded.taken.is_empty() {
             observe::note(format_args!("reload: {}", reloaded.taken.join(", ")));
         }
-        warn_of_lost(&shelf);
         Ok(settings)
-    }
-}
-
-/// Says which names stand for models that are not there.
-pub fn warn_of_lost(shelf: &Shelf) {
-    for (name, path) in shelf.dangling() {
-        log::warn!("aliases.{name}: {} is not there", path.display());
     }
 }
 
