@@ -269,9 +269,10 @@ fn a_conversation_is_a_line_a_turn() {
     write!(stdin, "{QUESTION}\n\n{long}\nHow do I make tea?\n").unwrap();
     drop(stdin);
     let output = child.wait_with_output().unwrap();
-    let answers = stdout(&output);
+    let answers = String::from_utf8(output.stdout.clone()).unwrap();
     let notes = stderr(&output);
-    // The empty line is skipped, the turn that does not fit is refused, and the conversation goes on.
+    // The empty line is skipped, the turn that does not fit is refused, and the conversation goes on; how it ends says so.
+    assert_eq!(output.status.code(), Some(3), "{notes}");
     assert_eq!(answers.lines().count(), 2, "{answers}");
     assert!(notes.contains("context tokens: needs"), "{notes}");
     assert!(notes.contains("cached)"), "the second turn reuses the first: {notes}");

@@ -175,10 +175,12 @@ fn once(args: &RunArgs, chat: &mut Chat, prompt: &str, interrupts: &Interrupts) 
     if matches!(answer.finish, Finish::Interrupted) { Err(Error::Interrupted) } else { Ok(()) }
 }
 
-/// A turn a line until the input ends.
+/// A turn a line until the input ends. A turn that does not fit is passed over; a script hears of the first one by how the
+/// program ends.
 fn talk(chat: &mut Chat, interrupts: &Interrupts) -> Result<()> {
     let at_terminal = std::io::stdin().is_terminal();
     let mut out = out::Out::stdout();
+    let mut refused = None;
     loop {
         if at_terminal {
             drop(write!(std::io::stderr(), "> "));
@@ -186,7 +188,7 @@ fn talk(chat: &mut Chat, interrupts: &Interrupts) -> Result<()> {
         let mut line = String::new();
         let read = std::io::stdin().lock().read_line(&mut line);
         if read.map_err(|e| Error::io("standard input", "read", e))? == 0 {
-            return Ok(());
+            return refused.map_or(Ok(()), Err);
         }
         if line.trim().is_empty() {
             continue;
@@ -194,9 +196,13 @@ fn talk(chat: &mut Chat, interrupts: &Interrupts) -> Result<()> {
         chat.say("user", line.trim_end_matches(['\n', '\r']));
         let answer = match chat.answer(interrupts, &mut |piece| out.text(piece)) {
             Ok(answer) => answer,
-            // A turn that does not fit leaves the conversation as it was before it; a script must hear of it.
-            Err(e @ Error::Limit { .. }) if at_terminal => {
-                observe::complain(format_args!("tegu: {e}"));
+            // The conversation is as it was before that turn.
+            Err(e @ Error::Limit { .. }) => {
+                if at_terminal || refused.is_some() {
+                    observe::complain(format_args!("tegu: {e}"));
+                } else {
+                    refused = Some(e);
+                }
                 chat.forget_last();
                 continue;
             }
