@@ -6,7 +6,7 @@
 
 use crate::sequences::{alone, fresh, open, request};
 use crate::service::{ask, greedy, prompt, read, start};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, openat as open_at};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -28,11 +28,29 @@ fn turn(handle: &Handle, name: &str, seed: u32, tokens: usize) {
     read(handle.submit(submit).unwrap()).unwrap();
 }
 
-/// Puts a pipe where `name`'s file is written aside.
-fn stuck(folder: &Path, name: &str) -> PathBuf {
-    let pipe = folder.join(format!(".{name}.session.{}.part", std::process::id()));
-    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    pipe
+/// A pipe where a file is written aside. Declared after the service, so that a test that fails frees the writer, which the
+/// service's end waits for.
+struct Stuck(PathBuf);
+
+impl Stuck {
+    /// In place of `name`'s file.
+    fn new(folder: &Path, name: &str) -> Stuck {
+        let pipe = folder.join(format!(".{name}.session.{}.part", std::process::id()));
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        Stuck(pipe)
+    }
+
+    /// The disk comes back: reads what is written.
+    fn free(&self) {
+        std::io::copy(&mut std::fs::File::open(&self.0).unwrap(), &mut std::io::sink()).unwrap();
+    }
+}
+
+impl Drop for Stuck {
+    fn drop(&mut self) {
+        // Opened for reading without waiting for a writer, and closed: one that waits here goes on and fails.
+        let _ = open_at(CWD, &self.0, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
+    }
 }
 
 /// Runs a call that waits, on a thread of its own.
@@ -58,9 +76,14 @@ fn others_go_on_while_the_disk_stands_still_and_all_is_answered_in_order() {
     let service = talking(folder.path());
     let handle = service.handle();
     let old = handle.save_session("a").unwrap();
-    let pipe = stuck(folder.path(), "a");
-    let saves: Vec<Receiver<Result<SessionInfo>>> =
-        ["a", "b"].map(|name| later(&handle, move |h| h.save_session(name))).into();
+    let pipe = Stuck::new(folder.path(), "a");
+    // One after the other, so that "a" is first.
+    let save = |name: &'static str| {
+        let saved = later(&handle, move |h| h.save_session(name));
+        std::thread::sleep(Duration::from_millis(50));
+        saved
+    };
+    let saves: [Receiver<Result<SessionInfo>>; 2] = ["a", "b"].map(save);
     // Whatever is asked about a session that is being written waits for that; the order is kept.
     std::thread::sleep(Duration::from_millis(50));
     let restored = later(&handle, |h| h.restore_session("b"));
@@ -77,11 +100,11 @@ fn others_go_on_while_the_disk_stands_still_and_all_is_answered_in_order() {
     assert!(began.elapsed() < Duration::from_secs(60));
     assert!(saves.iter().all(|s| !early(s)) && !early(&restored) && !early(&deleted));
     // The disk comes back: what it does not take is an error, and the old file is whole.
-    std::io::copy(&mut std::fs::File::open(&pipe).unwrap(), &mut std::io::sink()).unwrap();
+    pipe.free();
     let failed = wait(&saves[0]).unwrap_err().to_string();
     assert!(failed.contains(".part") && failed.contains("write"), "{failed}");
     let b = wait(&saves[1]).unwrap();
-    assert!(!pipe.exists());
+    assert!(!pipe.0.exists());
     let restored = wait(&restored).unwrap();
     assert_eq!((restored.tokens, restored.file_bytes), (b.tokens, b.file_bytes));
     assert_eq!(wait(&deleted).unwrap().tokens, b.tokens);
@@ -96,14 +119,14 @@ fn an_end_waits_for_what_is_being_written_and_writes_the_rest() {
     let handle = service.handle();
     let saved = handle.save_session("b").unwrap();
     let written = std::fs::metadata(folder.path().join("b.session")).unwrap().modified().unwrap();
-    let pipe = stuck(folder.path(), "a");
+    let pipe = Stuck::new(folder.path(), "a");
     let failing = later(&handle, |h| h.save_session("a"));
     std::thread::sleep(Duration::from_millis(50));
     turn(&handle, "a", 3, 5);
     turn(&handle, "c", 4, 5);
     let ended = later(&handle, move |_| service.stop(Duration::ZERO));
     assert!(!early(&ended), "not before the disk answers");
-    std::io::copy(&mut std::fs::File::open(&pipe).unwrap(), &mut std::io::sink()).unwrap();
+    pipe.free();
     wait(&failing).unwrap_err();
     wait(&ended);
     // What failed was tried again, and what had not changed was not written again.
