@@ -138,11 +138,14 @@ fn whatever_a_config_says_is_packed() {
     }
 }
 
+/// Tensors by name and shape, beyond a family's own.
+type Extra = &'static [(&'static str, &'static [usize])];
+
 #[test]
 fn what_gguf_cannot_say_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
-    let rows: [(&str, Json, &[(&str, &[usize])], &str); 3] = [
+    let rows: [(&str, Json, Extra, &str); 3] = [
         (
             "deepseek_v3",
             json!({ "rope_interleave": false }),
