@@ -246,8 +246,24 @@ template <int C, int R> struct Scales {
     if constexpr (HALVES) sc[1] = bytes(at_sc + TILE_ROWS);
     if constexpr (K == SUPER_U8) mn = bytes(p.mn + steps * 8 * TILE_ROWS);
   }
+  // Of rows `row`.. of tile `tile`, group `g`. Written out: with pointers from `at`, which live longer, gemm.cu spills.
   __device__ __forceinline__ void load(const Planes& w, u32 tile, u32 g, u32 row) {
-    load(at(start(w, row), w, tile, g), 0);
+    u64 at = ((u64)tile * w.groups + g) * TILE_ROWS + row;
+    u64 of_d = BY_SUPER ? ((u64)tile * (w.groups / 8) + g / 8) * TILE_ROWS + row : at;
+    if constexpr (K == E8M0) {
+      d = make_uint2(bytes(w.d + at), 0);
+    } else {
+      d = halves(w.d + 2 * of_d);
+    }
+    if constexpr (MINS) m = halves(w.m + 2 * of_d);
+    if constexpr (HALVES) {
+      u64 half = ((u64)tile * w.groups + g) * 2 * TILE_ROWS + row;
+      sc[0] = bytes(w.sc + half);
+      sc[1] = bytes(w.sc + half + TILE_ROWS);
+    } else if constexpr (BY_SUPER) {
+      sc[0] = bytes(w.sc + at);
+    }
+    if constexpr (K == SUPER_U8) mn = bytes(w.mn + at);
   }
 
   __device__ __forceinline__ static f32 half_at(const uint2& v, int r) {
