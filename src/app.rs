@@ -11,7 +11,7 @@ pub use interrupts::Interrupts;
 use crate::backend::cpu::{self, CpuBackend, CpuOptions, Isa};
 use crate::backend::cuda::{self, CudaBackend, CudaOptions, Draft, Gpu, Wait};
 use crate::backend::{Backend, KvType, MlaOrder};
-use crate::engine::{Engine, table_stride};
+use crate::engine::{Engine, pressure, table_stride};
 use crate::kv;
 use crate::model::{self, Bound, Hyper, Mask};
 use crate::observe;
@@ -329,8 +329,15 @@ fn gpu_plan(gpu: &Gpu, draft: &Draft, context_tokens: usize, pages: usize) -> Re
     })
 }
 
-/// `MemAvailable` of /proc/meminfo: what the machine can give now.
+/// What can be taken now: `MemAvailable` of /proc/meminfo, or what the limit of the process's control group leaves, if that is
+/// less.
 pub fn available_bytes() -> Option<u64> {
+    let group = pressure::Watch::new().free_bytes();
+    machine_bytes().map_or(group, |has| Some(group.map_or(has, |group| group.min(has))))
+}
+
+/// `MemAvailable` of /proc/meminfo.
+fn machine_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -370,7 +377,7 @@ impl Prepared {
                 let loaded = weights::load(&self.source, &self.bound.jobs, threads, progress)?;
                 let (model, experts) = model::build(&self.source, self.bound, loaded)?;
                 let hyper = model.hyper.clone();
-                let backend = CpuBackend::new(Arc::new(model), Arc::new(experts), cpu);
+                let backend = CpuBackend::new(Arc::new(model), Arc::new(experts), cpu)?;
                 let kernels = backend.isa().name().to_owned();
                 if self.options.backend == Choice::Auto && cuda::driver::absent().is_some() {
                     observe::note("no NVIDIA driver (libcuda.so.1): running on the CPU");

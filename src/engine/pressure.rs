@@ -87,6 +87,11 @@ impl Watch {
         self.own = own;
     }
 
+    /// Bytes that can be taken below the limits of this process's groups, all page cache dropped; `None` if there is no limit.
+    pub fn free_bytes(&self) -> Option<u64> {
+        self.groups.iter().filter_map(Group::free).min()
+    }
+
     /// Bytes wanted back now; `None` if it was asked a moment ago.
     pub fn look(&mut self, now: Instant) -> Option<u64> {
         if self.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
@@ -108,14 +113,27 @@ impl Default for Watch {
 }
 
 impl Group {
-    /// Bytes by which what is free below the limit is too little; `None` without a limit.
-    fn wanted(&self) -> Option<u64> {
+    /// The limit, and what is used without the page cache that these lines of `stat` count; `None` without a limit.
+    fn limit_and_used(&self, cache: &[&str]) -> Option<(u64, u64)> {
         let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         // "max" is no number, and no limit.
         let limit = self.limits.iter().filter_map(|l| number(l)).min()?;
         let stat = fs::read_to_string(&self.stat).unwrap_or_default();
-        let line = stat.lines().find_map(|l| l.strip_prefix(self.inactive)?.trim().parse::<u64>().ok());
-        let used = number(&self.usage)?.saturating_sub(line.unwrap_or(0));
+        let count = |line: &&str| stat.lines().find_map(|l| l.strip_prefix(line)?.trim().parse::<u64>().ok());
+        let cached = cache.iter().filter_map(count).fold(0u64, u64::saturating_add);
+        Some((limit, number(&self.usage)?.saturating_sub(cached)))
+    }
+
+    /// Bytes below the limit, page cache in use counted as free: the kernel drops that too before it kills.
+    fn free(&self) -> Option<u64> {
+        let active = self.inactive.replace("inactive", "active");
+        let (limit, used) = self.limit_and_used(&[self.inactive, &active])?;
+        Some(limit.saturating_sub(used))
+    }
+
+    /// Bytes by which what is free below the limit is too little; `None` without a limit.
+    fn wanted(&self) -> Option<u64> {
+        let (limit, used) = self.limit_and_used(&[self.inactive])?;
         let free = (limit / FREE_SHARE).max(FREE_BYTES).min(limit / 2);
         Some(used.saturating_add(free).saturating_sub(limit))
     }

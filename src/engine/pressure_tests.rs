@@ -207,3 +207,23 @@ fn stalls_ask_once_each_and_a_bare_system_for_nothing() {
     assert_eq!(Watch::at(folder.path()).look(Instant::now()), Some(0));
     assert!(Watch::new().look(Instant::now()).is_some(), "whatever this machine says");
 }
+
+#[test]
+fn what_the_groups_leave_is_the_least_of_all() {
+    let stat = "anon 9MB\ninactive_anon 50MB\nactive_anon 40MB\ninactive_file 100MB\nactive_file 300MB";
+    let own = ("proc/self/cgroup", "0::/a/b\n");
+    let free = |files: &[(&str, &str)]| {
+        let folder = tree(&[&[own], files].concat());
+        Watch::at(folder.path()).free_bytes().map(|b| b / MB)
+    };
+    let a = |max| [("sys/fs/cgroup/a/memory.current", "1000MB"), ("sys/fs/cgroup/a/memory.max", max)];
+    let b = [
+        ("sys/fs/cgroup/a/b/memory.current", "900MB"),
+        ("sys/fs/cgroup/a/b/memory.max", "2000MB"),
+        ("sys/fs/cgroup/a/b/memory.stat", stat),
+    ];
+    assert_eq!(free(&b), Some(1500), "page cache is no use of memory");
+    assert_eq!(free(&[&a("1200MB")[..], &b].concat()), Some(200), "the group above has less");
+    assert_eq!(free(&a("max")), None);
+    assert_eq!(free(&a("500MB")), Some(0), "over it already");
+}

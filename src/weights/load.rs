@@ -89,7 +89,7 @@ pub fn load(
     let places = place(&planned);
     let mut segments = Vec::with_capacity(places.segment_bytes.len());
     for &len in &places.segment_bytes {
-        segments.push(Segment::try_zeroed(len)?);
+        segments.push(Segment::try_zeroed(len, "memory for weights")?);
     }
     fill(&planned, &places, &mut segments, threads, progress)?;
     let segments: Vec<Arc<Segment>> = segments.into_iter().map(Arc::new).collect();

@@ -27,14 +27,14 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Allocates `len` zeroed bytes, or says that the system will not give them. Pages are committed as they are first
+    /// Allocates `len` zeroed bytes, or says that the system will not give them for `what`. Pages are committed as they are first
     /// written.
-    pub fn try_zeroed(len: usize) -> Result<Segment> {
+    pub fn try_zeroed(len: usize, what: &str) -> Result<Segment> {
         // Small ones (tests, buffers) need no huge-page boundary; large ones are mapped, because the standard
         // allocator would write zeros over pages that the system hands out zeroed already.
         let ptr = if len < SEGMENT_ALIGN { allocate_small(len) } else { map_large(len) };
         let no_memory = || Error::Limit {
-            what: "memory for weights".to_owned(),
+            what: what.to_owned(),
             needs: Bytes(len as u64).to_string(),
             has: "less".to_owned(),
         };
@@ -43,7 +43,7 @@ impl Segment {
 
     /// Like [`Segment::try_zeroed`], for buffers so small that running out is the end anyway.
     pub fn zeroed(len: usize) -> Segment {
-        Segment::try_zeroed(len).expect("memory for a small buffer")
+        Segment::try_zeroed(len, "memory").expect("memory for a small buffer")
     }
 
     /// The bytes, to be filled.

@@ -7,6 +7,7 @@ use crate::backend::{KV_GROUP, KvType};
 use crate::format::f16;
 use crate::kv::{PAGE_TOKENS, PageId, Placement};
 use crate::model::Hyper;
+use crate::units::Result;
 use crate::weights::Segment;
 use std::ops::Range;
 
@@ -32,17 +33,19 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Zeroed pages. They take memory only once they are written.
-    pub fn new(h: &Hyper, kind: KvType, pages: usize) -> Cache {
+    /// Zeroed pages. They take memory only once they are written, but a limit of the process counts them at once: an error
+    /// if it does not give them.
+    pub fn new(h: &Hyper, kind: KvType, pages: usize) -> Result<Cache> {
         let layout = PageLayout::of(h, kind);
         let layer_bytes = layout.layer_bytes();
-        Cache {
+        let bytes = h.n_layers.checked_mul(pages).and_then(|n| n.checked_mul(layer_bytes));
+        Ok(Cache {
             layout,
             pages,
             strides: h.masks.iter().map(|m| m.stride()).collect(),
             layer_bytes,
-            data: Segment::zeroed(h.n_layers * pages * layer_bytes),
-        }
+            data: Segment::try_zeroed(bytes.unwrap_or(isize::MAX as usize), "memory for the KV cache")?,
+        })
     }
 
     /// How a layer places positions.
@@ -331,7 +334,7 @@ mod tests {
         for (attn, row) in [(gqa, 16), (mla, 8)] {
             let h = hyper(attn);
             for kind in [KvType::F32, KvType::F16, KvType::Int8] {
-                let (mut c, tokens) = (Cache::new(&h, kind, 12), 100);
+                let (mut c, tokens) = (Cache::new(&h, kind, 12).unwrap(), 100);
                 let (from, to) = ([0, 2, 4, 6], [11, 9, 1, 3]);
                 fill(&c, &from, tokens);
                 let mut bytes = Vec::new();
@@ -375,7 +378,12 @@ mod tests {
             let h = hyper(attn);
             let share = serial_bytes(&h, KvType::Int8, 32) as f64 / serial_bytes(&h, KvType::F16, 32) as f64;
             assert!(share <= most, "{attn:?}: {share}");
-            let c = Cache::new(&h, KvType::Int8, 2);
+            let c = Cache::new(&h, KvType::Int8, 2).unwrap();
+            // More than any machine has, and more than a length can say: errors.
+            for pages in [1 << 44, usize::MAX / 2] {
+                let e = Cache::new(&h, KvType::Int8, pages).err().unwrap().to_string();
+                assert!(e.starts_with("memory for the KV cache: needs"), "{e}");
+            }
             assert_eq!(c.page_bytes(), serial_bytes(&h, KvType::Int8, PAGE_TOKENS));
             for (value, width) in [(false, c.layout.key), (true, c.layout.value)] {
                 let x: Vec<f32> = (0..width).map(|i| ((i * 7919 + 13) % 201) as f32 - 100.0).collect();
@@ -410,7 +418,7 @@ mod tests {
             qk_norm: crate::model::QkNorm::None,
             clip: None,
         });
-        let mut c = Cache::new(&h, KvType::F16, 40);
+        let mut c = Cache::new(&h, KvType::F16, 40).unwrap();
         let all: Vec<PageId> = (0..40).collect();
         fill(&c, &all, 40 * PAGE_TOKENS);
         let freed = c.discard(&[3, 4, 5, 9]);

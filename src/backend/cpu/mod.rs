@@ -112,16 +112,16 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Starts the team and takes memory for pages and scratch.
-    pub fn new(model: Arc<Model>, experts: Arc<dyn ExpertSource>, options: CpuOptions) -> CpuBackend {
+    /// Starts the team and takes memory for pages and scratch; an error if there is none for the pages.
+    pub fn new(model: Arc<Model>, experts: Arc<dyn ExpertSource>, options: CpuOptions) -> Result<CpuBackend> {
         let h = &model.hyper;
         let rows = options.rows_max;
         let team = Team::new(options.threads, options.spin_us);
         let quantize = !options.exact && has_quantized(&model);
-        CpuBackend {
+        Ok(CpuBackend {
             quantize,
             ops: Ops::new(options.isa.unwrap_or_else(Isa::best)),
-            cache: Cache::new(h, options.kv_type(), options.pages),
+            cache: Cache::new(h, options.kv_type(), options.pages)?,
             lines: Lines::default(),
             x: Shared::zeroed(rows * h.hidden),
             normed: Shared::zeroed(rows * h.hidden),
@@ -136,7 +136,7 @@ impl CpuBackend {
             model,
             experts,
             options,
-        }
+        })
     }
 
     /// The instruction set in use.

@@ -60,7 +60,7 @@ fn backend(name: &str, threads: usize) -> CpuBackend {
         rows_max: 64,
         dense_masks: false,
     };
-    CpuBackend::new(Arc::new(model), Arc::new(experts), options)
+    CpuBackend::new(Arc::new(model), Arc::new(experts), options).unwrap()
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn best_of(f: &mut dyn FnMut()) -> Duration {
 
 /// A segment full of arbitrary bytes (pages that were never written would all be the same zero page).
 fn filled(len: usize) -> Result<Segment> {
-    let mut segment = Segment::try_zeroed(len)?;
+    let mut segment = Segment::try_zeroed(len, "memory for the measurement")?;
     let mut state = 0x1234_5678_9abc_def1u64;
     for word in segment.bytes_mut().chunks_exact_mut(8) {
         state ^= state << 13;
