@@ -86,7 +86,7 @@ Examples:
   tegu bench --kernels=Q4_0,Q4_K --threads 2
   tegu bench --kernels=Q4_0 --backend cuda --json --svg roofline.svg
 
-Roof: bytes a second that the threads read from memory and do nothing else, measured before and after each repetition of a
+Roof: bytes a second that the threads read from memory and do nothing else, for 0.4 s before and after each repetition of a
 decode test. Of roof: the bytes of weights that the decode steps read (experts as counted), each once, over that. Of union: at a
 batch, those bytes a second over batch 1's. J/token is there where a sensor tells the power, and says what it is of: a module's
 rails, or a GPU's board.";
