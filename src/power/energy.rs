@@ -220,6 +220,11 @@ impl Energy {
     fn powers(&self, more_mj: f64, more_us: u64) -> [f64; 3] {
         let all = self.total();
         let mean_mw = (all.energy_mj + more_mj) / ((all.time_us + more_us) as f64 / 1e6).max(1e-6);
+        self.powers_near(mean_mw)
+    }
+
+    /// The same, given the mean of all.
+    fn powers_near(&self, mean_mw: f64) -> [f64; 3] {
         // Noise can make a regression say less than nothing.
         self.draw.powers(mean_mw).map(|p| p.max(mean_mw / 20.0).max(1.0))
     }
@@ -276,7 +281,7 @@ impl Energy {
         // A phase of which little is known is taken to draw the mean; where nothing is, what the meter says.
         let all = self.total();
         let mean_mw = if all.time_us > 0 { all.energy_mj * 1e6 / all.time_us as f64 } else { last.mw };
-        let powers = self.draw.powers(mean_mw).map(|p| p.max(0.0));
+        let powers = self.powers_near(mean_mw);
         Some(std::array::from_fn(|i| self.shares[i].energy_mj + spans_us[i] as f64 / 1e6 * powers[i]))
     }
 

@@ -138,9 +138,12 @@ impl Told {
 
     /// Tells the meter which phases there were, each from when it began: also those that passed before anyone woke.
     fn settle_phases(&self) {
-        let mut energy = lock(&self.energy);
+        self.settle(lock(&self.energy).as_mut());
+    }
+
+    fn settle(&self, energy: Option<&mut Energy>) {
         let changes = self.signal.take_changes();
-        let Some(energy) = energy.as_mut() else { return };
+        let Some(energy) = energy else { return };
         for (at, activity) in changes {
             let ago_us = at.elapsed().as_micros() as u64;
             energy.phase(super::phase_of(activity), self.nodes.now_us().saturating_sub(ago_us));
@@ -149,9 +152,14 @@ impl Told {
 
     /// Takes a look at the board; true if its power mode is another than before.
     pub(super) fn looked(&self, new: Status, counter_mj: Option<u64>) -> bool {
-        if let Some(energy) = lock(&self.energy).as_mut() {
+        let mut energy = lock(&self.energy);
+        // Phases first: a reading gives the time before it to the phase that it knows of, and a whole prompt can pass
+        // before anyone else tells it of another.
+        self.settle(energy.as_mut());
+        if let Some(energy) = energy.as_mut() {
             energy.reading(&new.sample, counter_mj);
         }
+        drop(energy);
         let mut status = lock(&self.status);
         let other = status.mode != new.mode;
         *status = Status {
