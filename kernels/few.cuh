@@ -32,7 +32,7 @@ template <int C, int T, int W, int M> struct Few {
   static constexpr bool SIGNED = R.offset == 128, HALVES = has_halves(R.scale);
   static constexpr i32 OFFSET = SIGNED ? 0 : R.offset;
   // A dot product below 2^22 becomes a float as the low bits of 1.5 * 2^23, and the multiplication by the group's factor
-  // takes those 1.5 * 2^23 off again, exactly (short_factor): one operation in place of two.
+  // takes those 1.5 * 2^23 off again, exactly, for the factor is a power of two: one operation in place of two.
   static constexpr i32 BIAS = !HALVES && dot_bound(C) < 1 << 22 ? 0x4b400000 : 0;
   // Groups whose loads are under way together.
   static constexpr int BATCH = W < 4 ? W : 4;
@@ -151,7 +151,7 @@ template <int C, int T, int W, int M> struct Few {
     i32 none[2];
 #pragma unroll
     for (int b = 0; b < 2; b++) {
-      d[b] = short_factor(__int_as_float(v.ends[b].w));
+      d[b] = __int_as_float(v.ends[b].w);
       none[b] = BIAS - OFFSET * v.ends[b].z;
       if constexpr (OFFSET != 0 && !HALVES) settle(none[b]);
     }

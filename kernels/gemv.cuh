@@ -92,7 +92,7 @@ template <int C, int B, bool EXACT> struct Dot {
 #pragma unroll
     for (int i = 0; i < 5; i++) v[i] = __ldg(p + i);
     const i32 sum[2] = {v[4].x, v[4].y};
-    const f32 d = short_factor(__int_as_float(v[4].w)) * factor;
+    const f32 d = __int_as_float(v[4].w) * factor;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
       i32 h[2] = {0, 0}, l[2] = {0, 0};

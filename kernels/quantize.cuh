@@ -19,16 +19,18 @@ struct QGroup {
 };
 static_assert(sizeof(QGroup) == 80, "launch/quantize.rs: GROUP_BYTES");
 
-// Quantizes a group; called by a whole warp, `v` is the lane's column. Rows whose largest magnitude is below 2^-100
-// become zero (CODE_MAX/amax must stay finite); an infinity or NaN makes d a NaN, so that the fault shows in the output.
+// Quantizes a group; called by a whole warp, `v` is the lane's column. `d` is the smallest power of two of which the
+// largest magnitude is no more than CODE_MAX. Below 2^-80 the group becomes zero; from 2^100 on, and with an infinity or
+// NaN, d is a NaN, so that the fault shows in the output.
 __device__ __forceinline__ void quantize_group(f32 v, QGroup* out) {
   const u32 lane = threadIdx.x % 32, all = 0xffffffffu;
   u32 amax_bits = __float_as_uint(v) & 0x7fffffffu; // integers order as magnitudes do, NaN above all
 #pragma unroll
   for (int o = 16; o > 0; o /= 2) amax_bits = max(amax_bits, __shfl_xor_sync(all, amax_bits, o));
-  f32 amax = __uint_as_float(amax_bits);
-  bool sound = amax_bits < 0x7f800000u, tiny = amax < 7.8886090522101181e-31f;
-  i32 code = sound && !tiny ? __float2int_rn(__fmul_rn(v, __fdiv_rn((f32)CODE_MAX, amax))) : 0;
+  bool sound = amax_bits < (127u + 100) << 23, tiny = amax_bits < (127u - 80) << 23;
+  // A mantissa above that of CODE_MAX = 2^10 * 1.859375 carries over into the exponent.
+  const u32 power = ((amax_bits + (0x800000u - 0x6e0000u - 1)) >> 23) - 10;
+  i32 code = sound && !tiny ? __float2int_rn(v * __uint_as_float((254 - power) << 23)) : 0;
   i32 high = (code + 32) >> 6;
   QGroup::Words& words = out->words[lane / 4 % 4];
   ((i8*)&words.high[lane / 16])[lane % 4] = (i8)high;
@@ -39,8 +41,5 @@ __device__ __forceinline__ void quantize_group(f32 v, QGroup* out) {
   if (lane % 16 == 0) out->sum[lane / 16] = sum;
   const i32 total = sum + __shfl_xor_sync(all, sum, 16);
   if (lane == 0) out->total = total;
-  if (lane == 0) out->d = !sound ? __uint_as_float(0x7fc00000) : tiny ? 0.f : __fdiv_rn(amax, (f32)CODE_MAX);
+  if (lane == 0) out->d = !sound ? __uint_as_float(0x7fc00000) : tiny ? 0.f : __uint_as_float(power << 23);
 }
-
-// A group's factor as products take it: its last two bits cleared, so that 1.5 * 2^23 times it is exact (few.cuh).
-__device__ __forceinline__ f32 short_factor(f32 d) { return __uint_as_float(__float_as_uint(d) & ~3u); }

@@ -111,13 +111,24 @@ pub trait Codec8 {
 
     /// Codes of columns `4c..4c+4` in register c.
     unsafe fn unpack<S: SimdDot>(p: &PlanePtrs, at: At) -> [S::B; 8];
-    /// Bytes of columns `4c..4c+4` and, above them, `16+4c..16+4c+4` in register c; for `NIBBLES`.
+    /// For `NIBBLES`, what [`SimdDot::dot_coupled`] takes: the bytes as they are, and apart.
     #[inline(always)]
-    unsafe fn raw<S: SimdDot>(p: &PlanePtrs, at: At) -> [S::B; 4] {
+    unsafe fn coupled<S: SimdDot>(p: &PlanePtrs, at: At) -> ([S::B; 4], [S::B; 8]) {
         let base = p.codes.wrapping_add(at.tile_group * 256 + 4 * at.row);
         // SAFETY: by the contract.
         unsafe {
-            [S::load_b(base), S::load_b(base.add(64)), S::load_b(base.add(128)), S::load_b(base.add(192))]
+            let raw = [
+                S::load_b(base),
+                S::load_b(base.add(64)),
+                S::load_b(base.add(128)),
+                S::load_b(base.add(192)),
+            ];
+            let mut apart = [raw[0]; 8];
+            for c in 0..4 {
+                apart[c] = S::and_b(S::shl_b::<4>(raw[c]), S::splat_b(0xf0));
+                apart[4 + c] = S::and_b(S::shr_b::<4>(raw[c]), S::splat_b(0x0f));
+            }
+            (raw, apart)
         }
     }
     /// The scale: `d` alone if the codec has half-group scales.

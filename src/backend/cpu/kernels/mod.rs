@@ -3,19 +3,20 @@
 //! thread has, or the instruction set. All of them must give the same bits, and tests compare with `==`.
 //!
 //! **Quantized activations** ([`quantize`](vector::quantize)): a group of 32 columns has `amax = max |x|`,
-//! `dx = amax / 1904`, codes `round_half_even(x * (1904 / amax))` of 12 bits, held as int8 parts that byte dot products
-//! take ([`Q8Group`](vector::Q8Group) says how): int8 alone moves SmolLM2's log-probabilities by 0.1
-//! (its top 8, on average), this by 0.0075, and 14 bits, which take four products for two columns, by 0.002.
-//! A group with `amax < 2^-100` is all zero; one with an infinity or NaN has `dx = NaN`, so that the
-//! fault shows in the output.
+//! `dx` the smallest power of two with `amax <= 1904 * dx`, codes `round_half_even(x / dx)` of 12 bits, held as int8 parts
+//! that byte dot products take ([`Q8Group`](vector::Q8Group) says how): int8 alone moves SmolLM2's log-probabilities by 0.1
+//! (its top 8, on average), this by 0.0104, and 14 bits, which take four products for two columns, by 0.002. A power of
+//! two, so that a product by it is exact, and free where integers become floats.
+//! A group with `amax < 2^-80` is all zero; one with `amax >= 2^100`, an infinity or NaN has `dx = NaN`, so that
+//! the fault shows in the output.
 //!
-//! **Quantized product** of a weight row with groups `g` in order; `idot` is an exact 32-bit integer sum, below 2^29
-//! (Q6_K, the largest: `2 * 16 * 32 * 1904 * 128`), rounded once to f32:
+//! **Quantized product** of a weight row with groups `g` in order; `idot` is an exact integer sum, below 2^23
+//! (Q8_0, the largest: `32 * 128 * 1904`), so that it and its products by `dx` are exact in f32:
 //!
 //! ```text
 //! idot = Σ code_w * code_x                     codes signed: the codec's offset is taken off in integers
-//! idot = sc0 * idot(0..16) + sc1 * idot(16..32)   for the codecs with a scale a half group (Q2_K Q3_K Q6_K)
-//! acc  = fma(s * dx, idot as f32, acc)         s = d | d*sc (exact) | 2^(e-128)
+//! acc  = fma(s * dx, idot, acc)                s = d | d*sc (exact) | 2^(e-128); two half groups, in their order, for the
+//!                                              codecs with a scale for each (Q2_K Q3_K Q6_K)
 //! acc  = fma(m, dx * Σ code_x as f32, acc)     m = m | -(dmin*mn) (exact), for the codecs with mins;
 //!                                              Q2_K: twice, one a half group
 //! ```

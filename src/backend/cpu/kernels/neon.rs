@@ -177,7 +177,6 @@ impl SimdDot for NeonDot {
         shl_i[N](a: int32x4_t) -> int32x4_t = vshlq_s32(a, vdupq_n_s32(N as i32));
         low_nibble_i(a: int32x4_t) -> int32x4_t = vandq_s32(a, vdupq_n_s32(15));
         high_nibble_i(a: int32x4_t) -> int32x4_t = vshrq_n_s32::<4>(a);
-        mul_i(a: int32x4_t, b: int32x4_t) -> int32x4_t = vmulq_s32(a, b);
         to_f(a: int32x4_t) -> float32x4_t = vcvtq_f32_s32(a);
         load_u8(p: *const u8) -> int32x4_t = vreinterpretq_s32_u32(vmovl_u16(four_u16(p)));
         load_i8(p: *const u8) -> int32x4_t = {

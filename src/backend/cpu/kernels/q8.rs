@@ -10,7 +10,7 @@
 //!
 //! Bytes a weight: those of the codec (4.5 bits for Q4_0). Instructions a weight: `instructions.md`, and the heads of
 //! `avx2.rs`, `avx512.rs` and `neon.rs`. With AVX-512 a (tile, group) of 512 weights takes 47 instructions for one row of
-//! Q4_0 and 26 for a row of eight; 12 of them are the dot products, 2 multiply in f32: with 512-bit units that take one a
+//! Q4_0 and 26 for a row of eight; 12 of them are the dot products, 1 multiplies in f32: with 512-bit units that take one a
 //! cycle of all of these, that is the floor of many rows.
 
 use super::Product;
@@ -154,7 +154,7 @@ struct Group<S: SimdDot> {
     /// The bytes that hold two codes each, where they are multiplied as they are.
     raw: [S::B; 4],
     scale: S::F,
-    half_scales: [S::I; 2],
+    half_scales: [S::F; 2],
     mins: [S::F; 2],
 }
 
@@ -173,12 +173,18 @@ unsafe fn group<S: SimdDot, C: Codec8, const R: usize>(
 ) {
     // SAFETY: by the contract.
     unsafe {
-        let codes = C::unpack::<S>(planes, at);
-        let raw = if C::NIBBLES && S::COUPLED { C::raw::<S>(planes, at) } else { [codes[0]; 4] };
+        let (raw, codes) = if C::NIBBLES && S::COUPLED {
+            C::coupled::<S>(planes, at)
+        } else {
+            let codes = C::unpack::<S>(planes, at);
+            ([codes[0]; 4], codes)
+        };
         let scale = C::scale::<S>(planes, at);
-        let (mut half_scales, mut mins) = ([S::splat_i(0); 2], [S::splat(0.0); 2]);
+        let (mut half_scales, mut mins) = ([scale; 2], [S::splat(0.0); 2]);
         if C::HALVES {
-            half_scales = [C::half_scale::<S>(planes, at, 0), C::half_scale::<S>(planes, at, 1)];
+            for half in 0..2 {
+                half_scales[half] = S::mul(scale, S::to_f(C::half_scale::<S>(planes, at, half)));
+            }
         }
         match C::MINS {
             Mins::None => {}
@@ -221,16 +227,18 @@ unsafe fn row<S: SimdDot, C: Codec8, const R: usize>(
     // SAFETY: by the contract.
     unsafe {
         let x = &*x[n].add(g);
-        let idot = if C::HALVES {
-            let low = S::mul_i(dot_half::<S, C>(&w.codes, 0, x), w.half_scales[0]);
-            let high = S::mul_i(dot_half::<S, C>(&w.codes, 1, x), w.half_scales[1]);
-            S::add_i(low, high)
-        } else if C::NIBBLES && S::COUPLED {
-            S::dot_coupled(minus_offset::<S, C>(x.neg_sum).1, &w.raw, &w.codes, x)
+        let mut sum = acc[n][s];
+        if C::HALVES {
+            sum = add_dot::<S, C>(sum, w.half_scales[0], dot_half::<S, C>(&w.codes, 0, x), x);
+            sum = add_dot::<S, C>(sum, w.half_scales[1], dot_half::<S, C>(&w.codes, 1, x), x);
         } else {
-            dot_group::<S, C>(&w.codes, x)
-        };
-        let mut sum = S::fma(S::mul(w.scale, S::splat(x.d)), S::to_f(idot), acc[n][s]);
+            let dot = if C::NIBBLES && S::COUPLED {
+                S::dot_coupled(minus_offset::<S, C>(x), &w.raw, &w.codes, x)
+            } else {
+                dot_group::<S, C>(&w.codes, x)
+            };
+            sum = add_dot::<S, C>(sum, w.scale, dot, x);
+        }
         match C::MINS {
             Mins::None => {}
             Mins::Group => sum = S::fma(w.mins[0], S::splat(x.sum_d), sum),
@@ -243,26 +251,80 @@ unsafe fn row<S: SimdDot, C: Codec8, const R: usize>(
     }
 }
 
-/// `-sum * offset`, which takes a codec's offset off an integer dot, as what the sums of the high and of the low parts start
+/// True if integer dots start at `Q8Group::start`, which takes that they stay below 2^22: `32 * 2^5 * 1904`, or half as many
+/// of twice that.
+#[inline(always)]
+const fn starts<S: SimdDot, C: Codec8>() -> bool {
+    S::STARTS && (C::BITS <= 5 || C::BITS == 6 && C::HALVES)
+}
+
+/// `sum + scale * dx * dot`, rounded once: `scale * dx` and `dx * dot` are both exact.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+unsafe fn add_dot<S: SimdDot, C: Codec8>(sum: S::F, scale: S::F, dot: S::I, x: &Q8Group) -> S::F {
+    // SAFETY: by the contract.
+    unsafe {
+        if starts::<S, C>() {
+            S::fma(scale, S::sub(S::from_bits(dot), S::splat(x.start)), sum)
+        } else {
+            S::fma(S::mul(scale, S::splat(x.d)), S::to_f(dot), sum)
+        }
+    }
+}
+
+/// What an integer dot starts with: `Q8Group::start` or 0, and `offset`.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+unsafe fn from_start<S: SimdDot, C: Codec8>(offset: Option<S::I>, x: &Q8Group) -> S::I {
+    // SAFETY: by the contract.
+    unsafe {
+        match (starts::<S, C>(), offset) {
+            (true, None) => S::bits(S::splat(x.start)),
+            (true, Some(offset)) => S::add_i(S::bits(S::splat(x.start)), offset),
+            (false, offset) => offset.unwrap_or(S::splat_i(0)),
+        }
+    }
+}
+
+/// What the integer dot of a group starts with: `-sum * offset`, which takes a codec's offset off.
+///
+/// # Safety
+/// The instruction set is available.
+#[inline(always)]
+unsafe fn minus_offset<S: SimdDot, C: Codec8>(x: &Q8Group) -> S::I {
+    // SAFETY: by the contract.
+    unsafe {
+        let offset = match (C::BITS, C::OFFSET) {
+            (8, _) if S::SIGNED_BYTES => None,
+            (8, _) => Some(S::shl_i::<4>(S::splat_i(x.neg_sum_8))),
+            (_, 0) => None,
+            (_, 3) => Some(S::splat_i(x.neg_sum_8)),
+            (_, 4) => Some(S::shl_i::<1>(S::splat_i(x.neg_sum_8))),
+            _ => unreachable!("an offset that no codec with one scale a group has"),
+        };
+        from_start::<S, C>(offset, x)
+    }
+}
+
+/// The same for a half group: what the sums of the codes' high parts, which is shifted by five, and of their low parts start
 /// with.
 ///
 /// # Safety
 /// The instruction set is available.
 #[inline(always)]
-unsafe fn minus_offset<S: SimdDot, C: Codec8>(neg_sum: i32) -> (S::I, S::I) {
+unsafe fn minus_half_offset<S: SimdDot, C: Codec8>(half: usize, x: &Q8Group) -> (S::I, S::I) {
     // SAFETY: by the contract.
     unsafe {
-        let zero = S::splat_i(0);
-        match (C::BITS, C::OFFSET) {
-            (8, _) if S::SIGNED_BYTES => (zero, zero),
-            (8, _) => (zero, S::shl_i::<7>(S::splat_i(neg_sum))),
-            (_, 0) => (zero, zero),
-            (_, 2) => (zero, S::shl_i::<2>(S::splat_i(neg_sum))),
-            (_, 3) => (zero, S::shl_i::<3>(S::splat_i(neg_sum))),
-            (_, 4) => (zero, S::shl_i::<4>(S::splat_i(neg_sum))),
-            // The high parts' sum is shifted by as much.
-            (_, 5) => (S::splat_i(neg_sum), zero),
-            _ => unreachable!("an offset that no codec has"),
+        let offset = S::splat_i(x.neg_half[half]);
+        match C::OFFSET {
+            0 => (S::splat_i(0), from_start::<S, C>(None, x)),
+            2 => (S::splat_i(0), from_start::<S, C>(Some(S::shl_i::<2>(offset)), x)),
+            5 => (offset, from_start::<S, C>(None, x)),
+            _ => unreachable!("an offset that no codec with two scales a group has"),
         }
     }
 }
@@ -275,7 +337,7 @@ unsafe fn minus_offset<S: SimdDot, C: Codec8>(neg_sum: i32) -> (S::I, S::I) {
 unsafe fn dot_group<S: SimdDot, C: Codec8>(w: &[S::B; 8], x: &Q8Group) -> S::I {
     // SAFETY: 32 codes each; by the contract.
     unsafe {
-        let (up, init) = minus_offset::<S, C>(x.neg_sum);
+        let (up, init) = (S::splat_i(0), minus_offset::<S, C>(x));
         let (high, low) = (x.high.as_ptr(), x.low.as_ptr());
         let (high, low) = match C::BITS {
             0..=4 => (S::dot8::<4>(up, w, high), S::dot8::<4>(init, w, low)),
@@ -296,7 +358,7 @@ unsafe fn dot_half<S: SimdDot, C: Codec8>(w: &[S::B; 8], half: usize, x: &Q8Grou
     let w = [w[4 * half], w[4 * half + 1], w[4 * half + 2], w[4 * half + 3]];
     // SAFETY: 16 codes from 16*half on; by the contract.
     unsafe {
-        let (up, init) = minus_offset::<S, C>(x.neg_half[half]);
+        let (up, init) = minus_half_offset::<S, C>(half, x);
         let (high, low) = (x.high.as_ptr().add(16 * half), x.low.as_ptr().add(16 * half));
         let (high, low) = match C::BITS {
             0..=4 => (S::dot4::<4>(up, w, high), S::dot4::<4>(init, w, low)),

@@ -117,11 +117,14 @@ fn dot_q8(w: &Matrix, t: usize, r: usize, x: &[Q8Group]) -> f32 {
         let group = row_group(w, t, g, r);
         let products: [i32; GROUP] = std::array::from_fn(|k| group.codes[k] * x.code(k));
         let sum = |half: usize| products[16 * half..][..16].iter().sum::<i32>();
-        let idot = match group.half_scales {
-            None => sum(0) + sum(1),
-            Some([sc0, sc1]) => sc0 * sum(0) + sc1 * sum(1),
-        };
-        acc = (group.scale * x.d).mul_add(idot as f32, acc);
+        match group.half_scales {
+            None => acc = (group.scale * x.d).mul_add((sum(0) + sum(1)) as f32, acc),
+            Some(half_scales) => {
+                for (half, sc) in half_scales.into_iter().enumerate() {
+                    acc = (group.scale * sc as f32 * x.d).mul_add(sum(half) as f32, acc);
+                }
+            }
+        }
         match group.mins {
             None => {}
             Some(mins) if w.codec == Codec::Q2K => {

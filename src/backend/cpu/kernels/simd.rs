@@ -115,17 +115,20 @@ pub trait SimdDot: Simd {
     /// True if [`Self::dot_coupled`] beats two dot products a column.
     const COUPLED: bool = false;
     /// 4-bit codes with coupled activations: `raw[c]` holds the code of column `4c+b` in the low and that of `16+4c+b` in the
-    /// high half of byte `4i+b`, `low` and `high` hold them apart. Lane i: the sum over all 32 columns of code times
-    /// activation code, added to `acc`.
+    /// high half of byte `4i+b`; `apart[c]` holds the one times 16, `apart[4+c]` the other. Lane i: the sum over all 32
+    /// columns of code times activation code, added to `acc`.
     unsafe fn dot_coupled(
         acc: Self::I,
         raw: &[Self::B; 4],
-        w: &[Self::B; 8],
+        apart: &[Self::B; 8],
         x: &super::vector::Q8Group,
     ) -> Self::I {
-        let _ = (raw, w, x);
-        acc
+        let _ = (acc, raw, apart, x);
+        unreachable!("asked of an instruction set that does not couple")
     }
+    /// True if additions have ports beside those that dot products and multiplications share: an integer that starts at
+    /// `Q8Group::start` then becomes a float times `d` by a subtraction.
+    const STARTS: bool = false;
     /// Byte `N` of each 32-bit lane, unsigned.
     unsafe fn byte_u<const N: u32>(a: Self::B) -> Self::I;
     /// Byte `N` of each 32-bit lane, signed.
@@ -136,7 +139,6 @@ pub trait SimdDot: Simd {
     unsafe fn low_nibble_i(a: Self::I) -> Self::I;
     /// The bits above the low four, of a value that is not negative.
     unsafe fn high_nibble_i(a: Self::I) -> Self::I;
-    unsafe fn mul_i(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn to_f(a: Self::I) -> Self::F;
     /// `W` bytes, unsigned.
     unsafe fn load_u8(p: *const u8) -> Self::I;

@@ -38,9 +38,11 @@ enum Weights {
     Max,
     /// Scales that are subnormal halves.
     Tiny,
+    /// Scales that are 0, infinite, NaN, subnormal or the largest.
+    Odd,
 }
 
-const WEIGHTS: [Weights; 4] = [Weights::Random, Weights::Zero, Weights::Max, Weights::Tiny];
+const WEIGHTS: [Weights; 5] = [Weights::Random, Weights::Zero, Weights::Max, Weights::Tiny, Weights::Odd];
 
 /// What the activations look like.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,11 +53,14 @@ enum Acts {
     OneHot,
     Huge,
     Tiny,
+    /// A NaN in every third row.
+    Fault,
 }
 
-const ACTS: [Acts; 6] = [Acts::Random, Acts::Zero, Acts::MinusZero, Acts::OneHot, Acts::Huge, Acts::Tiny];
+const ACTS: [Acts; 7] =
+    [Acts::Random, Acts::Zero, Acts::MinusZero, Acts::OneHot, Acts::Huge, Acts::Tiny, Acts::Fault];
 
-/// A matrix whose every code may be any bit pattern and whose scales are finite.
+/// A matrix whose every code may be any bit pattern.
 fn matrix(codec: Codec, rows: usize, cols: usize, style: Weights, random: &mut Random) -> Matrix {
     let planes = layout::planes(codec, rows, cols).unwrap();
     let mut segment = Segment::zeroed(planes.total_bytes);
@@ -69,6 +74,10 @@ fn matrix(codec: Codec, rows: usize, cols: usize, style: Weights, random: &mut R
             let value = match style {
                 Weights::Max => 65504.0,
                 Weights::Tiny => random.unit() * 3e-6,
+                Weights::Odd => {
+                    let odd = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 6e-8, 65504.0, 0.1];
+                    odd[random.bits() as usize % odd.len()]
+                }
                 _ => random.unit() * 0.1,
             };
             b.copy_from_slice(&f16::from_f32(value).to_bits().to_le_bytes());
@@ -108,6 +117,13 @@ fn activations(n: usize, cols: usize, style: Acts, random: &mut Random) -> Vec<f
             Acts::OneHot => f32::from(i % cols == (i / cols * 7) % cols),
             Acts::Huge => random.unit() * 1e30,
             Acts::Tiny => random.unit() * 1e-35,
+            Acts::Fault => {
+                if i % (3 * cols) == cols / 2 {
+                    f32::NAN
+                } else {
+                    random.unit()
+                }
+            }
         })
         .collect()
 }
@@ -226,8 +242,9 @@ fn every_code_and_scale_edge_has_the_same_bits() {
         for weights in WEIGHTS {
             for acts in ACTS {
                 let w = matrix(info.codec, 18, 256, weights, &mut random);
-                let x = activations(3, 256, acts, &mut random);
-                compare(&w, &x, 3, &format!("{w:?} {weights:?} {acts:?}"));
+                let n = if THOROUGH { 13 } else { 5 };
+                let x = activations(n, 256, acts, &mut random);
+                compare(&w, &x, n, &format!("{w:?} {weights:?} {acts:?}"));
             }
         }
     }
@@ -369,19 +386,27 @@ fn exp_is_within_two_ulp_and_the_same_everywhere() {
 #[test]
 fn quantized_activations_are_as_defined() {
     let mut random = Random(7);
-    for acts in ACTS {
+    for acts in ACTS.into_iter().filter(|&a| a != Acts::Fault) {
         let x = activations(3, 96, acts, &mut random);
         let mut want = Q8Rows::default();
         Ops::new(Isa::Scalar).quantize(&x, 0..3, want.shape(3, 96));
         for (i, x) in x.chunks_exact(96).enumerate() {
             for (group, x) in want.row(i).iter().zip(x.chunks_exact(32)) {
                 let amax = x.iter().fold(0f32, |m, x| m.max(x.abs()));
-                let tiny = amax < 2f32.powi(-100);
-                assert_eq!(group.d, if tiny { 0.0 } else { amax / 1904.0 });
+                let tiny = amax < 2f32.powi(-80);
+                assert!(if tiny {
+                    group.d == 0.0
+                } else {
+                    amax <= 1904.0 * group.d && amax > 952.0 * group.d
+                });
+                assert!(
+                    group.d.to_bits() & 0x7f_ffff == 0 && group.start == 12_582_912.0 * group.d,
+                    "a power of two"
+                );
                 for (k, x) in x.iter().enumerate() {
                     let code = group.code(k);
                     assert!((-16..16).contains(&group.low[k]));
-                    let exact = if tiny { 0.0 } else { x * (1904.0 / amax) };
+                    let exact = if tiny { 0.0 } else { x / group.d };
                     assert_eq!(code as f32, exact.round_ties_even(), "{acts:?}");
                 }
                 for c in 0..16 {
@@ -390,7 +415,7 @@ fn quantized_activations_are_as_defined() {
                 }
                 let sum = |r: std::ops::Range<usize>| r.map(|k| group.code(k)).sum::<i32>();
                 assert_eq!(group.neg_half, [-sum(0..16), -sum(16..32)]);
-                assert_eq!(group.neg_sum, -sum(0..32));
+                assert_eq!(group.neg_sum_8, -8 * sum(0..32));
                 assert_eq!(group.sum_d, group.d * sum(0..32) as f32);
             }
         }
@@ -400,13 +425,13 @@ fn quantized_activations_are_as_defined() {
             assert!((0..3).all(|i| got.row(i) == want.row(i)), "{acts:?} {}", isa.name());
         }
     }
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 2f32.powi(100), -f32::MAX] {
         let mut x = vec![1.0; 64];
         x[40] = bad;
         for isa in Isa::available() {
             let mut q8 = Q8Rows::default();
             Ops::new(isa).quantize(&x, 0..1, q8.shape(1, 64));
-            assert!(q8.row(0)[0].d == 1.0 / 1904.0 && q8.row(0)[1].d.is_nan(), "{}", isa.name());
+            assert!(q8.row(0)[0].d == 1.0 / 1024.0 && q8.row(0)[1].d.is_nan(), "{}", isa.name());
         }
     }
 }

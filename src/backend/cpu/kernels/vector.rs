@@ -21,19 +21,20 @@ pub struct Q8Group {
     pub h: [i8; LANES],
     /// `code(c + 16) - 16*h`: -128..=127.
     pub m: [i8; LANES],
-    /// `dx`: the value of code 1.
+    /// `dx`: the value of code 1, a power of two; 0 for a group of zeros, NaN for one that is not finite.
     pub d: f32,
-    /// Minus the sum of all codes: times a weight codec's offset it takes that offset off.
-    pub neg_sum: i32,
+    /// Minus eight times the sum of all codes: shifted to a weight codec's offset it takes that offset off.
+    pub neg_sum_8: i32,
     /// `d` times the sum of all codes: what a weight codec's min is multiplied by.
     pub sum_d: f32,
-    /// Fills the cache line.
-    pub pad: [u32; 1],
+    /// `1.5 * 2^23 * d`, whose last bit is worth `d`: an integer below 2^22 that is added to the bits and then the float
+    /// subtracted is that integer times `d`, exactly.
+    pub start: f32,
     /// Codes rounded to multiples of 32, divided by 32, in the order of the columns: -59..=60.
     pub high: [i8; GROUP],
     /// What is left of the codes: -16..=15.
     pub low: [i8; GROUP],
-    /// `neg_sum` of columns 0..16 and 16..32.
+    /// Minus the sums of the codes of columns 0..16 and 16..32.
     pub neg_half: [i32; 2],
     /// `sum_d` of the same.
     pub half_d: [f32; 2],
@@ -48,10 +49,19 @@ impl Q8Group {
     }
 }
 
-/// Groups whose largest magnitude is below this (2^-100) become zero: `1904 / amax` must stay finite.
-const AMAX_TINY: f32 = f32::from_bits((127 - 100) << 23);
+/// Groups whose largest magnitude is below this (2^-80) become zero, and from the other (2^100) on they are as infinite:
+/// `d` times a weight's scale, 2^-24..=2^24, must stay a normal number, so that it does not matter what is multiplied first.
+const AMAX_TINY: f32 = f32::from_bits((127 - 80) << 23);
+const AMAX_HUGE: f32 = f32::from_bits((127 + 100) << 23);
 /// The largest code; see [`Q8Group`].
 pub const CODE_MAX: f32 = 1904.0;
+
+/// Biased exponent of the smallest power of two of which `amax` is no more than 1904.
+fn power_for(amax: f32) -> i32 {
+    /// 1904 is 2^10 times a mantissa of these bits: a larger mantissa carries over into the exponent.
+    const CARRY: u32 = (1 << 23) - (CODE_MAX.to_bits() & 0x7f_ffff) - 1;
+    ((amax.to_bits() + CARRY) >> 23) as i32 - 10
+}
 
 /// Calls `f(offset, lanes)` for every register's worth of `0..n`; `lanes` is `W` except in the last.
 #[inline(always)]
@@ -328,20 +338,21 @@ unsafe fn quantize_group<S: Simd>(x: *const f32, out: &mut Q8Group) {
             largest[s] = S::max(S::max(v, S::sub(S::splat(-0.0), v)), largest[s]);
             zeros[s] = S::fma(v, S::splat(0.0), zeros[s]);
         }
-        if S::sum16(&zeros).is_nan() {
-            (out.d, out.sum_d, out.half_d) = (f32::NAN, f32::NAN, [f32::NAN; 2]);
+        let amax = S::max16(&largest);
+        if S::sum16(&zeros).is_nan() || amax >= AMAX_HUGE {
+            (out.d, out.start, out.sum_d, out.half_d) = (f32::NAN, f32::NAN, f32::NAN, [f32::NAN; 2]);
             return;
         }
-        let amax = S::max16(&largest);
         if amax < AMAX_TINY {
             return;
         }
-        let (to_code, magic) = (S::splat(CODE_MAX / amax), S::splat(MAGIC));
+        let power = power_for(amax);
+        let (to_code, magic) = (S::splat(f32::from_bits(((254 - power) as u32) << 23)), S::splat(MAGIC));
         let mut codes = [[S::splat_i(0); 4]; 2];
         for s in 0..S::SUBS {
             for half in 0..2 {
                 let at = half * LANES + s * S::W;
-                // |x * to_code| <= 1904.001, which rounds to 1904.
+                // Exact, and at most 1904.
                 let shifted = S::add(S::mul(S::load(x.add(at)), to_code), magic);
                 codes[half][s] = S::sub_i(S::bits(shifted), S::bits(magic));
                 let (high, low) = S::split(codes[half][s]);
@@ -354,9 +365,10 @@ unsafe fn quantize_group<S: Simd>(x: *const f32, out: &mut Q8Group) {
             S::store_bytes(out.m.as_mut_ptr().add(s * S::W), m);
         }
         let halves = [S::sum16_i(&codes[0]), S::sum16_i(&codes[1])];
-        out.d = amax / CODE_MAX;
+        out.d = f32::from_bits((power as u32) << 23);
+        out.start = MAGIC * out.d;
         out.neg_half = [-halves[0], -halves[1]];
-        out.neg_sum = -(halves[0] + halves[1]);
+        out.neg_sum_8 = -8 * (halves[0] + halves[1]);
         out.half_d = [out.d * halves[0] as f32, out.d * halves[1] as f32];
         out.sum_d = out.d * (halves[0] + halves[1]) as f32;
     }
