@@ -2,12 +2,13 @@
 //! OpenAI's in other words.
 
 use super::answer::{Delta, Finish, Reading, chat_logprob};
-use super::body::{json as json_response, streamed};
+use super::body::json as json_response;
 use super::chat::{count, event};
 use super::completions::inputs;
 use super::fail::Fail;
 use super::fields::{Answered, Fields};
-use super::generate::{Pieces, Render, Running};
+use super::generate::Running;
+use super::lines::{Lines, answer};
 use super::messages;
 use super::options::{IGNORED, Options, TOP_LOGPROBS_MAX};
 use super::prompts::tokenizing;
@@ -50,23 +51,17 @@ pub async fn completion(server: Arc<Server>, context: Context, body: Value) -> A
         };
         Running::start(lease, vec![ids], &options, &reading, &context.client, context.deadline)
     });
-    let (running, pieces) = (running.await?, Lines { name });
-    if stream {
-        return Ok(streamed("text/event-stream", Pieces::new(running, pieces)));
-    }
-    let (mut answers, running) = running.collect().await?;
-    let (delta, finish) = answers.remove(0);
-    let mut object = pieces.said(&delta, &running);
-    pieces.close(&mut object, &running, finish);
-    Ok(json_response(StatusCode::OK, &object))
+    answer(running.await?, Events { name }, stream).await
 }
 
-struct Lines {
+struct Events {
     name: String,
 }
 
-impl Lines {
-    fn said(&self, d: &Delta, running: &Running) -> Value {
+impl Lines for Events {
+    const STREAM: &'static str = "text/event-stream";
+
+    fn said(&mut self, d: &Delta, running: &Running) -> Value {
         let tokens: Vec<u32> = d.tokens.iter().map(|s| s.token).collect();
         let mut object = json!({ "index": 0, "content": d.content, "tokens": tokens, "stop": false });
         if !d.tokens.is_empty() {
@@ -81,7 +76,7 @@ impl Lines {
         object
     }
 
-    fn close(&self, object: &mut Value, running: &Running, finish: Finish) {
+    fn close(&mut self, object: &mut Value, running: &Running, finish: Finish) {
         let u = &running.usage;
         count(object, u);
         object["timings"]["prompt_n"] = json!(u.read);
@@ -99,32 +94,13 @@ impl Lines {
         object["tokens_evaluated"] = json!(u.prompt);
         object["tokens_cached"] = json!(u.cached);
     }
-}
 
-impl Render for Lines {
-    fn head(&mut self) -> String {
-        String::new()
+    fn error(&mut self, fail: &Fail) -> Value {
+        json!({ "error": fail.object() })
     }
 
-    fn piece(&mut self, running: &Running, _: usize, d: &Delta, finish: Option<Finish>) -> String {
-        let mut text = String::new();
-        if !d.is_empty() {
-            text += &event(&self.said(d, running));
-        }
-        if let Some(finish) = finish {
-            let mut object = self.said(&Delta::default(), running);
-            self.close(&mut object, running, finish);
-            text += &event(&object);
-        }
-        text
-    }
-
-    fn end(&mut self, _: &Running) -> String {
-        String::new()
-    }
-
-    fn failed(&mut self, fail: &Fail) -> String {
-        event(&json!({ "error": fail.object() }))
+    fn line(object: &Value) -> String {
+        event(object)
     }
 }
 
@@ -140,7 +116,7 @@ pub async fn props(server: Arc<Server>) -> Answered<Response<Body>> {
         "default_generation_settings": { "n_ctx": live.handle.context_tokens(), "params": params },
         "total_slots": live.handle.budget().max_batch,
         "model_alias": live.name,
-        "chat_template": live.template.as_ref().map_or(String::new(), |t| t.source(false)),
+        "chat_template": live.template.as_ref().map_or("", |t| t.source(false)),
         "modalities": { "vision": false, "audio": false },
         "build_info": concat!("tegu-", env!("CARGO_PKG_VERSION")),
     });

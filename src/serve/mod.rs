@@ -18,6 +18,7 @@ mod fail;
 mod fields;
 mod generate;
 mod io;
+mod lines;
 mod listen;
 mod llama;
 mod messages;

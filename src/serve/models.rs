@@ -300,7 +300,7 @@ impl Models {
             name: name.to_owned(),
             handle: l.service.handle(),
             grammars: Grammars::new(l.tokenizer.clone()),
-            tool_format: l.template.as_ref().and_then(|t| ToolFormat::of_template(&t.source(true))),
+            tool_format: l.template.as_ref().and_then(|t| ToolFormat::of_template(t.source(true))),
             longest_token: longest_token(&l.tokenizer),
             tokenizer: l.tokenizer,
             template: l.template,

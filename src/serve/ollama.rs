@@ -2,12 +2,13 @@
 //! before. The same requests as OpenAI's in other words; answers are lines of JSON.
 
 use super::answer::{Delta, Finish, Reading, chat_logprob};
-use super::body::{json as json_response, streamed};
+use super::body::json as json_response;
 use super::chat::Request;
 use super::completions::{Input, inputs};
 use super::fail::Fail;
 use super::fields::{Answered, Fields, found};
-use super::generate::{Pieces, Render, Running};
+use super::generate::Running;
+use super::lines::{Lines, answer};
 use super::messages;
 use super::models::{Kind, Known, Lease};
 use super::options::{Options, TOP_LOGPROBS_MAX};
@@ -109,7 +110,7 @@ pub async fn chat(server: Arc<Server>, context: Context, body: Value) -> Answere
     let stream = options.stream;
     let request = Request::of(options, list, tools, extra, Some(model))?;
     let running = tokenizing(context.body_bytes, move || request.start(lease, &context)).await?;
-    answer(running, Lines { name, chat: true, began: std::time::Instant::now() }, stream).await
+    answer(running, Spoken { name, chat: true, began: std::time::Instant::now() }, stream).await
 }
 
 /// `/api/generate`
@@ -153,18 +154,7 @@ pub async fn generate(server: Arc<Server>, context: Context, body: Value) -> Ans
         list.push(said("user", &prompt));
         Request::of(options, list, Vec::new(), extra, Some(model))?.start(lease, &context)
     });
-    answer(running.await?, Lines { name, chat: false, began: std::time::Instant::now() }, stream).await
-}
-
-async fn answer(running: Running, mut lines: Lines, stream: bool) -> Answered<Response<Body>> {
-    if stream {
-        return Ok(streamed("application/x-ndjson", Pieces::new(running, lines)));
-    }
-    let (mut answers, running) = running.collect().await?;
-    let (delta, finish) = answers.remove(0);
-    let mut object = lines.object(&delta, &running);
-    lines.close(&mut object, &running, finish);
-    Ok(json_response(StatusCode::OK, &object))
+    answer(running.await?, Spoken { name, chat: false, began: std::time::Instant::now() }, stream).await
 }
 
 /// `keep_alive`: how long the model stays in memory, in seconds or as a duration; below 0 for ever. Here the settings say how
@@ -187,13 +177,13 @@ fn gives_back(f: &Fields) -> Answered<bool> {
 
 /// An empty request asks for the model alone: that it be there, or that it be given back.
 async fn empty_request(server: &Server, lease: Lease, chat: bool, gives_back: bool) -> Response<Body> {
-    let mut lines = Lines { name: lease.name.clone(), chat, began: std::time::Instant::now() };
+    let lines = Spoken { name: lease.name.clone(), chat, began: std::time::Instant::now() };
     drop(lease);
     if gives_back {
         // Others that use it keep it.
         server.models.unload_idle(std::time::Duration::ZERO).await;
     }
-    let mut object = lines.said(&Delta::default());
+    let mut object = lines.object(&Delta::default());
     object["done"] = json!(true);
     object["done_reason"] = json!(if gives_back { "unload" } else { "load" });
     json_response(StatusCode::OK, &object)
@@ -236,24 +226,14 @@ pub async fn embeddings(server: Arc<Server>, context: Context, body: Value) -> A
     Ok(json_response(StatusCode::OK, &json!({ "embedding": mean })))
 }
 
-struct Lines {
+struct Spoken {
     name: String,
     chat: bool,
     began: std::time::Instant,
 }
 
-impl Lines {
-    /// A line, with the log-probabilities of its tokens where they were asked for.
-    fn object(&mut self, d: &Delta, running: &Running) -> Value {
-        let mut object = self.said(d);
-        if !d.tokens.is_empty() {
-            let tokenizer = &running.live().tokenizer;
-            object["logprobs"] = d.tokens.iter().map(|s| chat_logprob(tokenizer, s)).collect();
-        }
-        object
-    }
-
-    fn said(&mut self, d: &Delta) -> Value {
+impl Spoken {
+    fn object(&self, d: &Delta) -> Value {
         let mut object = json!({ "model": self.name, "created_at": now() });
         if !self.chat {
             object["response"] = json!(d.content);
@@ -277,9 +257,23 @@ impl Lines {
         object["done"] = json!(false);
         object
     }
+}
+
+impl Lines for Spoken {
+    const STREAM: &'static str = "application/x-ndjson";
+
+    /// A line, with the log-probabilities of its tokens where they were asked for.
+    fn said(&mut self, d: &Delta, running: &Running) -> Value {
+        let mut object = self.object(d);
+        if !d.tokens.is_empty() {
+            let tokenizer = &running.live().tokenizer;
+            object["logprobs"] = d.tokens.iter().map(|s| chat_logprob(tokenizer, s)).collect();
+        }
+        object
+    }
 
     /// Times are whole nanoseconds.
-    fn close(&self, object: &mut Value, running: &Running, finish: Finish) {
+    fn close(&mut self, object: &mut Value, running: &Running, finish: Finish) {
         let (u, ns) = (&running.usage, |d: std::time::Duration| d.as_nanos() as u64);
         let reason = if finish == Finish::Length { "length" } else { "stop" };
         let more = json!({
@@ -292,32 +286,13 @@ impl Lines {
             object[key] = value.clone();
         }
     }
-}
 
-impl Render for Lines {
-    fn head(&mut self) -> String {
-        String::new()
+    fn error(&mut self, fail: &Fail) -> Value {
+        json!({ "error": fail.message })
     }
 
-    fn piece(&mut self, running: &Running, _: usize, d: &Delta, finish: Option<Finish>) -> String {
-        let mut text = String::new();
-        if !d.is_empty() {
-            text += &format!("{}\n", self.object(d, running));
-        }
-        if let Some(finish) = finish {
-            let mut object = self.said(&Delta::default());
-            self.close(&mut object, running, finish);
-            text += &format!("{object}\n");
-        }
-        text
-    }
-
-    fn end(&mut self, _: &Running) -> String {
-        String::new()
-    }
-
-    fn failed(&mut self, fail: &Fail) -> String {
-        format!("{}\n", json!({ "error": fail.message }))
+    fn line(object: &Value) -> String {
+        format!("{object}\n")
     }
 }
 
@@ -379,7 +354,7 @@ pub async fn show(server: Arc<Server>, body: Value) -> Answered<Response<Body>> 
     f.flag("verbose")?;
     f.done(&["system", "template", "options"])?;
     let live: Lease = server.model(name).await?;
-    let template = live.template.as_ref().map_or(String::new(), |t| t.source(false));
+    let template = live.template.as_ref().map_or("", |t| t.source(false));
     let mut capabilities = vec!["completion"];
     capabilities.extend(live.tool_format.map(|_| "tools"));
     let context = live.handle.context_tokens();

@@ -29,7 +29,12 @@ mod spm;
 pub mod stop;
 pub mod stream;
 pub mod template;
+mod template_args;
 mod template_env;
+mod template_filters;
+mod template_methods;
+mod template_percent;
+mod template_printf;
 mod tokenizer;
 pub mod tools;
 

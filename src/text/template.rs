@@ -3,12 +3,14 @@
 //! A model's file carries a Jinja template, meant for Hugging Face transformers: Jinja2 with `trim_blocks` and
 //! `lstrip_blocks`, loop controls, a `{% generation %}` tag, `tojson` by Python's `json.dumps`, and the functions
 //! `raise_exception` and `strftime_now`. Here minijinja runs it, with what differs from Python put back
-//! ([`crate::text::template_env`]). A template is a program from a file, so its work, depth and output are bounded.
+//! ([`crate::text::template_env`], [`crate::text::template_percent`]). A template is a program from a file, so its work, depth
+//! and output are bounded.
 
 use crate::format::gguf::{Meta, Value as MetaValue};
 use crate::limits::{TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_OUTPUT_MAX, TEMPLATE_STACK_BYTES};
 use crate::text::files::{read_side_json, read_side_text};
 use crate::text::template_env::{Now, environment, from_json};
+use crate::text::template_percent::with_percent;
 use crate::text::tokenizer::Tokenizer;
 use crate::units::{Error, Result, TokenId};
 use minijinja::{Environment, ErrorKind, Value};
@@ -51,7 +53,9 @@ impl Chat {
 pub struct ChatTemplate {
     file: PathBuf,
     env: Environment<'static>,
-    has_tool_use: bool,
+    /// As the file has them; what is compiled is a little different.
+    source: String,
+    tool_use: Option<String>,
 }
 
 /// The names that a list of templates uses (transformers, `chat_template` as a list of `{name, template}`).
@@ -143,16 +147,20 @@ impl ChatTemplate {
                 let want = format!("at most {TEMPLATE_BYTES_MAX} bytes");
                 return Err(Error::bad(file, "chat_template", want, source.len()));
             }
-            env.add_template_owned(name, without_generation_tags(source))
+            env.add_template_owned(name, with_percent(&without_generation_tags(source)))
                 .map_err(|e| syntax_error(file, &e))?;
         }
-        Ok(Self { file: file.to_owned(), env, has_tool_use: tool_use.is_some() })
+        Ok(Self {
+            file: file.to_owned(),
+            env,
+            source: source.to_owned(),
+            tool_use: tool_use.map(str::to_owned),
+        })
     }
 
     /// The template's text; the one for tools where there are two and `tools` asks for it.
-    pub fn source(&self, tools: bool) -> String {
-        let name = if self.has_tool_use && tools { TOOL_USE } else { DEFAULT };
-        self.env.get_template(name).expect("compiled in `compile`").source().to_owned()
+    pub fn source(&self, tools: bool) -> &str {
+        self.tool_use.as_deref().filter(|_| tools).unwrap_or(&self.source)
     }
 
     /// The text of `chat`. The template is given the texts of `tokenizer`'s special tokens; encode the result with
@@ -188,7 +196,7 @@ impl ChatTemplate {
         vars.extend(chat.extra.iter().map(|(name, v)| (name.clone(), from_json(v))));
         vars.push(("strftime_now".into(), Now(chat.now_unix_s).into_value()));
 
-        let name = if self.has_tool_use && !chat.tools.is_null() { TOOL_USE } else { DEFAULT };
+        let name = if self.tool_use.is_some() && !chat.tools.is_null() { TOOL_USE } else { DEFAULT };
         let run = || self.run(name, Value::from_pairs(vars));
         // Dropping a value nested 100,000 deep, which fuel allows, takes a stack frame a level. A thread of its own has room
         // for that; only the pages it touches are ever memory.

@@ -1,14 +1,17 @@
 //! The environment that chat templates expect: Jinja2 as Hugging Face transformers sets it up, on minijinja.
 //!
 //! What is put back: `tojson` with Python's layout and no HTML escapes; values printed as Python prints them (`True`,
-//! `None`, `{'a': 1}`); Python's string methods; `raise_exception` and `strftime_now`.
+//! `None`, `{'a': 1}`); `raise_exception` and `strftime_now`; and, each in a file of its own, Python's methods, Jinja2's
+//! filters and the `%` operator.
 //!
 //! Known gap: minijinja joins lists lazily and charges no fuel for it, so a template written to double a list 33 times is
 //! not stopped before memory is. Strings, nesting, loops and recursion are all bounded.
 
+use super::template_args::invalid;
+use super::{template_filters, template_methods, template_percent};
 use crate::limits::TEMPLATE_FUEL_MAX;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Tuple, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 use std::fmt::Write;
 
@@ -26,7 +29,7 @@ pub(super) fn environment() -> Environment<'static> {
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
     env.set_fuel(Some(TEMPLATE_FUEL_MAX));
     env.set_recursion_limit(RECURSION_MAX);
-    env.set_unknown_method_callback(method);
+    env.set_unknown_method_callback(template_methods::method);
     env.set_formatter(|out, state, value| {
         if let Some(s) = value.as_str() {
             return Ok(out.write_str(s)?);
@@ -45,49 +48,13 @@ pub(super) fn environment() -> Environment<'static> {
         let mut text = String::new();
         python_str(state, value, &mut text).map(|()| text)
     });
+    template_filters::add(&mut env);
+    template_percent::add(&mut env);
     env
 }
 
 fn raise_exception(message: &Value) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
-}
-
-/// Python's methods that the compatibility layer of minijinja lacks; the rest is passed on to it.
-fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    if let (Some(s), [arg]) = (value.as_str(), args)
-        && let Some(arg) = arg.as_str()
-    {
-        let parts = |a: &str, b: &str, c: &str| Ok(Value::from(Tuple::from([a, b, c].map(Value::from))));
-        match name {
-            "removeprefix" => return Ok(Value::from(s.strip_prefix(arg).unwrap_or(s))),
-            "removesuffix" => return Ok(Value::from(s.strip_suffix(arg).unwrap_or(s))),
-            "partition" => {
-                let (a, b) = s.split_once(arg).map_or((s, None), |(a, b)| (a, Some(b)));
-                return parts(a, if b.is_some() { arg } else { "" }, b.unwrap_or(""));
-            }
-            "rpartition" => {
-                let (a, b) = s.rsplit_once(arg).map_or((None, s), |(a, b)| (Some(a), b));
-                return parts(a.unwrap_or(""), if a.is_some() { arg } else { "" }, b);
-            }
-            _ => {}
-        }
-    }
-    if let (Some(s), "rsplit") = (value.as_str(), name) {
-        return rsplit(s, args);
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
-}
-
-/// `str.rsplit(sep, maxsplit)`; without a separator as many as there are.
-fn rsplit(s: &str, args: &[Value]) -> Result<Value, Error> {
-    let (sep, most): (&str, Option<i64>) = minijinja::value::from_args(args)?;
-    if sep.is_empty() {
-        return Err(Error::new(ErrorKind::InvalidOperation, "empty separator"));
-    }
-    let most = most.filter(|n| *n >= 0).map_or(usize::MAX, |n| n as usize);
-    let mut parts: Vec<&str> = s.rsplitn(most.saturating_add(1), sep).collect();
-    parts.reverse();
-    Ok(parts.into_iter().map(Value::from).collect())
 }
 
 /// A JSON value as a template's value, keys in order.
@@ -145,10 +112,6 @@ fn tojson(state: &State, value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Re
     let mut out = String::new();
     style.write(state, value, 0, &mut out)?;
     Ok(Value::from(out))
-}
-
-fn invalid(message: &'static str) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message)
 }
 
 impl JsonStyle {
@@ -288,7 +251,7 @@ fn push_number(value: &Value, out: &mut String) {
 }
 
 /// Python's `str(value)`.
-fn python_str(state: &State, value: &Value, out: &mut String) -> Result<(), Error> {
+pub(super) fn python_str(state: &State, value: &Value, out: &mut String) -> Result<(), Error> {
     match value.as_str() {
         Some(s) => out.push_str(s),
         None => python_repr(state, value, 0, out)?,
@@ -297,7 +260,7 @@ fn python_str(state: &State, value: &Value, out: &mut String) -> Result<(), Erro
 }
 
 /// Python's `repr(value)`, of the types that JSON has; other values as minijinja prints them.
-fn python_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+pub(super) fn python_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
     if depth > DEPTH_MAX {
         return Err(invalid("value nested too deeply"));
     }
@@ -305,6 +268,12 @@ fn python_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> 
     match value.kind() {
         ValueKind::None => out.push_str("None"),
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
+            // JSON has other words for these.
+            Ok(f) if f.is_nan() => out.push_str("nan"),
+            Ok(f) if f.is_infinite() => out.push_str(if f < 0.0 { "-inf" } else { "inf" }),
+            _ => push_number(value, out),
+        },
         ValueKind::Number => push_number(value, out),
         ValueKind::String if depth > 0 => quote(value.as_str().unwrap_or_default(), out),
         ValueKind::Seq | ValueKind::Iterable => {
@@ -314,6 +283,8 @@ fn python_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> 
                 out.push_str(if i > 0 { ", " } else { "" });
                 python_repr(state, &item, depth + 1, out)?;
             }
+            // (1,) is a tuple, (1) a number in brackets.
+            out.push_str(if value.is_tuple() && value.len() == Some(1) { "," } else { "" });
             out.push(close);
         }
         ValueKind::Map => {
@@ -334,7 +305,7 @@ fn python_repr(state: &State, value: &Value, depth: usize, out: &mut String) -> 
 }
 
 /// Python's quotes: single, unless there are single ones and no double ones inside.
-fn quote(s: &str, out: &mut String) {
+pub(super) fn quote(s: &str, out: &mut String) {
     let mark = if s.contains('\'') && !s.contains('"') { '"' } else { '\'' };
     out.push(mark);
     for c in s.chars() {

@@ -48,6 +48,24 @@ fn templates_render_as_jinja2_renders_them() {
     }
 }
 
+/// One expression or statement each, in every form that Python and Jinja2 give it: the texts are Jinja2 3.1's in the environment
+/// that transformers 5 makes; none where that is an error.
+#[test]
+fn expressions_mean_what_they_mean_in_jinja2() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/text/expressions.json");
+    let all: Json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let chat = Chat { extra: all["vars"].as_object().unwrap().clone(), ..Chat::default() };
+    let cases = all["cases"].as_array().unwrap();
+    assert!(cases.len() > 450);
+    for case in cases {
+        let source = case[0].as_str().unwrap();
+        match (render(source, &chat), case[1].as_str()) {
+            (Ok(got), want) => assert_eq!(Some(got.as_str()), want, "{source}"),
+            (Err(e), want) => assert_eq!(None, want, "{source}: {e}"),
+        }
+    }
+}
+
 /// The same for a larger file of published templates, named by TEGU_TEMPLATE_CASES: prints what differs.
 #[test]
 fn published_templates() {
@@ -101,6 +119,14 @@ fn a_template_that_does_not_end_is_an_error() {
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}".to_owned(),
         "{{ 'x' * 1000000000000 }}".to_owned(),
         "{{ range(1000000000000) | list }}".to_owned(),
+        "{{ '%1000000000000d' % 1 }}".to_owned(),
+        "{{ '%.1000000000000d' % 1 }}".to_owned(),
+        "{{ '%*s' % (1000000000000, 'x') }}".to_owned(),
+        "{{ 'x'.center(1000000000000) }}".to_owned(),
+        "{{ '1'.zfill(1000000000000) }}".to_owned(),
+        "{{ 'x' | center(1000000000000) }}".to_owned(),
+        "{{ 'x' | indent(1000000000000, true) }}".to_owned(),
+        "{{ '\\t'.expandtabs(1000000000000) }}".to_owned(),
         "{{ 'aaaaaaaaaa'.replace('', 'b' * 1000000).replace('', 'c' * 1000000) }}".to_owned(),
     ];
     // An unoptimized build under an emulator takes some ten times as long.
@@ -171,6 +197,8 @@ fn templates_come_from_every_source() {
         {"name": "tool_use", "template": "\n{{ tools }} {{ oops.x }}"}]});
     let t = ChatTemplate::from_config(Path::new("c.json"), &named).unwrap().unwrap();
     assert_eq!(t.render_with(special(), &chat).unwrap(), "plain hi");
+    assert_eq!(t.source(false), "plain {{ messages[0].content }}");
+    assert!(t.source(true).contains("oops"));
     let e = t.render_with(special(), &with_tools).unwrap_err().to_string();
     assert!(e.starts_with("c.json: chat_template \"tool_use\" line 2"), "{e}");
     for (config, want) in [
