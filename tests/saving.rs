@@ -1,17 +1,20 @@
 //! Sessions are written beside the work: no step waits for the disk, what is asked meanwhile is answered in order, and a
-//! disk that fails or stands still harms nothing but the file that it does not take.
+//! disk that fails or stands still harms nothing but the file that it does not take. They are read in the same way.
 //!
 //! The disk that stands still is a pipe in place of the file that is written aside: opening it waits for a reader, and it
 //! cannot be synced, so that this write fails once the test reads it.
 
 use crate::sequences::{alone, fresh, open, request};
 use crate::service::{ask, greedy, prompt, read, start};
+use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, openat as open_at};
+use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use tegu::engine::load::Loading;
 use tegu::engine::service::{Handle, Limits, Service, SessionInfo};
-use tegu::engine::{Budget, Class, Engine};
+use tegu::engine::{Budget, Class, Done, Engine};
 use tegu::units::Result;
 
 /// A service with a session "a" and a session "b" of one turn each.
@@ -157,6 +160,99 @@ fn a_place_that_cannot_be_written_is_an_error_and_the_next_save_works() {
     let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
     assert!(handle.save_session("a").unwrap().file_bytes.is_some());
+}
+
+/// Opens a pipe for writing as soon as someone opens it for reading: who reads then waits for a first byte, until it is closed.
+fn writer(pipe: &Path) -> OwnedFd {
+    let began = Instant::now();
+    loop {
+        match open_at(CWD, pipe, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()) {
+            Ok(fd) => return fd,
+            Err(e) => assert!(e == Errno::NXIO && began.elapsed() < Duration::from_secs(60), "{e}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Here the disk that stands still is a pipe in place of a session's file. Pipes are refused but for those of `/dev`.
+#[test]
+fn others_go_on_while_a_session_is_read_and_what_is_about_it_waits() {
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
+        return eprintln!("skipped: no /dev/shm");
+    };
+    let service = talking(folder.path());
+    let handle = service.handle();
+    let saved = handle.save_session("a").unwrap();
+    let (good, [a, d]) =
+        (folder.path().join("good"), ["a", "d"].map(|n| folder.path().join(n.to_owned() + ".session")));
+    std::fs::rename(&a, &good).unwrap();
+    for pipe in [&a, &d] {
+        mknodat(CWD, pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    }
+    let restored = later(&handle, |h| h.restore_session("a"));
+    let pipe = writer(&a);
+    // It is being read now. Another session's steps go on; what names this one, or one behind it on the disk, waits.
+    let tokens = later(&handle, |h| h.session_tokens("a"));
+    let behind = later(&handle, |h| turn(&h, "d", 5, 4));
+    for seed in 0..3 {
+        wait(&later(&handle, move |h| turn(&h, "c", seed, 20)));
+        wait(&later(&handle, |h| h.sessions().unwrap()));
+    }
+    // One that has no time left does not wait for the disk.
+    std::fs::write(folder.path().join("e.session"), b"not a session").unwrap();
+    let mut late = ask(&prompt(9, 6), vec![greedy()], 4);
+    (late.session, late.deadline) = (Some("e".into()), Some(Instant::now()));
+    let late = handle.submit(late).unwrap();
+    assert_eq!(wait(&later(&handle, |_| read(late))).unwrap()[0].1.unwrap().0, Done::Deadline);
+    assert!(restored.try_recv().is_err() && behind.try_recv().is_err());
+    // The disk has nothing: an error, and the session in memory stays.
+    drop(pipe);
+    let error = wait(&restored).unwrap_err().to_string();
+    assert!(error.contains("length: expected a whole session"), "{error}");
+    assert_eq!(wait(&tokens).unwrap().len(), saved.tokens);
+    // A request has all the text itself.
+    drop(writer(&d));
+    wait(&behind);
+    std::fs::rename(&good, &a).unwrap();
+    assert_eq!(handle.restore_session("a").unwrap(), saved);
+}
+
+#[test]
+fn what_is_read_gives_way_meanwhile_and_only_has_to_be_computed_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a");
+    // Four pages in all.
+    let mut app = open("llama", 128, 1, None);
+    let p = prompt(70, 1);
+    let answer = alone(&mut app.engine, request(&p, 12, Class::Normal)).0;
+    let all: Vec<u32> = p.iter().chain(&answer).copied().collect();
+    assert_eq!(app.engine.save_session(&file, &all).unwrap().0, 81);
+    let mut app = open("llama", 128, 1, None);
+    let pump = |engine: &mut Engine, load: &mut Loading| {
+        std::thread::yield_now();
+        engine.pump_load(load, Duration::ZERO).transpose().unwrap()
+    };
+    let mut load = app.engine.begin_load(&file).unwrap();
+    while app.engine.cached_blocks().0 == 0 {
+        assert_eq!(pump(&mut app.engine, &mut load), None, "no more than one part at a time");
+    }
+    // Another comes and needs all of it, the first block too.
+    let other = prompt(20, 2);
+    let got = alone(&mut app.engine, request(&other, 90, Class::Normal)).0;
+    assert_eq!(got, fresh("llama", None, &other, 90));
+    let loaded = loop {
+        if let Some(loaded) = pump(&mut app.engine, &mut load) {
+            break loaded;
+        }
+    };
+    assert_eq!((loaded.tokens, loaded.cached_tokens), (all.clone(), 0));
+    assert_eq!(alone(&mut app.engine, request(&all, 20, Class::Normal)).0, fresh("llama", None, &all, 20));
+    app.engine.step(&Budget::default()).unwrap();
+    app.engine.shrink(u64::MAX);
+    assert_eq!(app.engine.pool().used_pages(), 0, "nothing is held");
+    // Given up half way.
+    drop(app.engine.begin_load(&file).unwrap());
+    assert_eq!(app.engine.load_session(&file).unwrap(), (all, 81));
 }
 
 /// What a session's file is, however long ago its write began.

@@ -6,6 +6,7 @@ mod choose;
 pub mod eval;
 mod fair;
 mod generate;
+pub mod load;
 pub mod pressure;
 mod queue;
 mod request;

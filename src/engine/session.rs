@@ -7,15 +7,15 @@
 
 use super::Engine;
 use super::request::{Class, SeqId};
-use crate::backend::serial_bytes;
+use crate::backend::{KvType, serial_bytes};
 use crate::kv::PageId;
 use crate::limits::SESSION_HEADER_MAX;
 use crate::model::Hyper;
-use crate::units::{Error, Result, TokenId, open_file};
+use crate::units::{Error, Result, TokenId};
 use crate::weights::Source;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -74,61 +74,32 @@ impl Engine {
         Ok((0..self.stride).map(|_| self.pool.take().expect("room was made")).collect())
     }
 
-    /// Reads a session into the prefix tree: a prompt that begins with its tokens finds them there. Returns the tokens and
-    /// how many are cached. A file that is not whole, or another model's, is an error and changes nothing.
-    pub fn load_session(&mut self, path: &Path) -> Result<(Vec<TokenId>, usize)> {
-        let mut file = open_file(path)?;
-        let (header, data_at) = self.check_session(path, &mut file)?;
-        let read = |e| Error::io(path, "read", e);
-        file.seek(SeekFrom::Start(data_at)).map_err(read)?;
-        let mut file = BufReader::with_capacity(1 << 20, file);
-        let mut words = vec![0; header.tokens * 4];
-        file.read_exact(&mut words).map_err(read)?;
-        let words = words.chunks_exact(4).map(|b| TokenId::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        let tokens: Vec<TokenId> = words.collect();
-        super::check_tokens("session", &tokens, self.hyper.vocab)?;
-        let mut tags = vec![0; header.cached];
-        file.read_exact(&mut tags).map_err(read)?;
-        if let Some(t) = tags.iter().find(|t| **t > 1) {
-            return Err(Error::bad(path, "tags", "0 or 1", t));
+    /// What a session must be made with to be read here.
+    pub(super) fn wanted(&self) -> Wanted {
+        Wanted {
+            model: format!("{:016x}", self.model_id),
+            kv: self.backend.kv_type(),
+            block: self.block_tokens(),
+            context_tokens: self.context_tokens,
+            hyper: self.hyper.clone(),
         }
-        let mut pages: Vec<PageId> = Vec::new();
-        let loaded = self.load_blocks(path, &mut file, header.cached, &mut pages);
-        if loaded.is_ok() {
-            let (found, slots) =
-                self.tree.insert(&mut self.pool, &tokens[..header.cached], &tags, &pages, true);
-            self.free_slots(slots);
-            self.tree.keep(&found.nodes);
-        }
-        pages.into_iter().for_each(|p| self.pool.release(p));
-        loaded?;
-        Ok((tokens, header.cached))
     }
+}
 
-    fn load_blocks(
-        &mut self,
-        path: &Path,
-        file: &mut impl Read,
-        cached: usize,
-        pages: &mut Vec<PageId>,
-    ) -> Result<()> {
-        let mut bytes = Vec::new();
-        for first in (0..cached).step_by(self.block_tokens()) {
-            let n = (cached - first).min(self.block_tokens());
-            self.pulse.beat();
-            bytes.resize(serial_bytes(&self.hyper, self.backend.kv_type(), n), 0);
-            file.read_exact(&mut bytes).map_err(|e| Error::io(path, "read", e))?;
-            let own = self.take_pages()?;
-            // With the others before anything can fail, so that all are given back.
-            pages.extend_from_slice(&own);
-            self.backend.import(&own, n, &bytes)?;
-        }
-        Ok(())
-    }
+/// What a session must be made with, for the thread that reads it.
+pub(super) struct Wanted {
+    model: String,
+    pub kv: KvType,
+    /// Tokens of a block.
+    pub block: usize,
+    context_tokens: usize,
+    pub hyper: Hyper,
+}
 
-    /// Checks everything but the tokens themselves: header, model, lengths, checksum. Gives the header and where what follows
-    /// it begins.
-    fn check_session(&self, path: &Path, file: &mut File) -> Result<(Header, u64)> {
+impl Wanted {
+    /// Checks everything but the tokens themselves: header, model, lengths, checksum. Gives the header, where what follows
+    /// it begins, and the file's bytes.
+    pub fn check_session(&self, path: &Path, file: &mut File) -> Result<(Header, u64, u64)> {
         let read = |e| Error::io(path, "read", e);
         let len = file.metadata().map_err(read)?.len();
         let mut prefix = [0; PREFIX_BYTES];
@@ -151,7 +122,7 @@ impl Engine {
             .map_err(|e| Error::bad(path, "header", "the fields of a session", e))?;
         self.check_header(path, &header)?;
         let data_at = PREFIX_BYTES as u64 + u64::from(word(12));
-        let (block, kv) = (self.block_tokens(), self.backend.kv_type());
+        let (block, kv) = (self.block, self.kv);
         let whole = serial_bytes(&self.hyper, kv, block) * (header.cached / block);
         let blocks = whole + serial_bytes(&self.hyper, kv, header.cached % block);
         let want = data_at + (header.tokens * 4 + header.cached + blocks) as u64 + SUM_BYTES;
@@ -159,16 +130,16 @@ impl Engine {
             return Err(Error::bad(path, "length", format_args!("{want} bytes"), len));
         }
         check_sum(path, file, len)?;
-        Ok((header, data_at))
+        Ok((header, data_at, len))
     }
 
     fn check_header(&self, path: &Path, header: &Header) -> Result<()> {
         let field = |name: &str, want: &str, found: &str| {
             if want == found { Ok(()) } else { Err(Error::bad(path, name, want, found)) }
         };
-        field("model", &format!("{:016x}", self.model_id), &header.model)?;
-        field("kv", self.backend.kv_type().name(), &header.kv)?;
-        field("block", &self.block_tokens().to_string(), &header.block.to_string())?;
+        field("model", &self.model, &header.model)?;
+        field("kv", self.kv.name(), &header.kv)?;
+        field("block", &self.block.to_string(), &header.block.to_string())?;
         let most = self.context_tokens + 1;
         if !(1..=most).contains(&header.tokens) {
             return Err(Error::bad(path, "tokens", format_args!("1 to {most}"), header.tokens));

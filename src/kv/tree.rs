@@ -201,6 +201,23 @@ impl Tree {
         (found, slots)
     }
 
+    /// Adds one block after those that end in `parent`, as [`Tree::insert`] adds each of many; the last of a path may be short.
+    /// Returns its node, if no other computation of the same tokens is there, and the spill slots that are free now.
+    pub fn insert_after(
+        &mut self,
+        pool: &mut PagePool,
+        parent: Option<NodeId>,
+        tokens: &[TokenId],
+        tags: &[u8],
+        pages: &[PageId],
+    ) -> (Option<NodeId>, Vec<SlotId>) {
+        assert!(tokens.len() == tags.len() && (1..=self.block).contains(&tokens.len()), "one block");
+        let mut slots = Vec::new();
+        let id = self.insert_block(pool, parent, tokens, tags, pages, &mut slots);
+        self.touch(id.as_slice());
+        (id, slots)
+    }
+
     /// Adds one block, or finds it. `None`: another computation of the same tokens is there.
     fn insert_block(
         &mut self,

@@ -1,7 +1,8 @@
 //! Named conversations of the service: their tokens in memory, what is cached of them in the prefix tree, and files.
 
-use super::Limits;
+use super::{Limits, RequestId};
 use crate::engine::Engine;
+use crate::engine::load::{Loaded, Loading};
 use crate::engine::saver::{ASIDE_SUFFIX, Saved};
 use crate::limits::{SESSION_NAME_MAX, SESSIONS_MAX};
 use crate::units::{Error, Result, TokenId};
@@ -9,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::SyncSender;
+use std::time::Duration;
 
 const SUFFIX: &str = ".session";
 
@@ -65,11 +67,34 @@ struct Saving {
     later: VecDeque<(SessionOp, Reply)>,
 }
 
+/// A session that is being read, or waits for its turn. What is asked about it meanwhile waits too.
+struct Restoring {
+    name: String,
+    /// `None`: its turn has not come.
+    loading: Option<Loading>,
+    /// Went on since: what the file holds is not the last word.
+    stale: bool,
+    /// Who asked for it by name.
+    reply: Option<Reply>,
+    /// Requests that name it and begin once it is there.
+    requests: Vec<RequestId>,
+    later: VecDeque<(SessionOp, Reply)>,
+}
+
+/// What waited for a session to be read, and may go on.
+pub(super) struct Waited {
+    pub name: String,
+    pub requests: Vec<RequestId>,
+    pub later: VecDeque<(SessionOp, Reply)>,
+}
+
 /// The sessions of a service.
 pub(super) struct Sessions {
     folder: Option<PathBuf>,
     open: BTreeMap<String, Conversation>,
     saving: BTreeMap<String, Saving>,
+    /// One after the other: they come from one disk.
+    restoring: VecDeque<Restoring>,
 }
 
 impl Sessions {
@@ -83,7 +108,12 @@ impl Sessions {
                 }
             }
         }
-        Sessions { folder: limits.session_folder.clone(), open: BTreeMap::new(), saving: BTreeMap::new() }
+        Sessions {
+            folder: limits.session_folder.clone(),
+            open: BTreeMap::new(),
+            saving: BTreeMap::new(),
+            restoring: VecDeque::new(),
+        }
     }
 
     fn file(&self, name: &str) -> Result<PathBuf> {
@@ -93,24 +123,43 @@ impl Sessions {
         }
     }
 
-    /// A request names its session: one that is only on disk is read.
-    pub fn begin(&mut self, engine: &mut Engine, name: &str) -> Result<()> {
+    /// A request names its session. False: it is only on disk, and the request begins when it has been read.
+    pub fn begin(&mut self, name: &str, request: RequestId) -> Result<bool> {
         if self.open.contains_key(name) {
-            return Ok(());
+            return Ok(true);
         }
-        if self.open.len() >= SESSIONS_MAX {
+        if let Some(restoring) = self.restoring_mut(name) {
+            restoring.requests.push(request);
+            return Ok(false);
+        }
+        if self.open.len() + self.restoring.len() >= SESSIONS_MAX {
             let has = format!("{SESSIONS_MAX} at most; delete one");
             return Err(Error::Limit { what: "sessions".into(), needs: (SESSIONS_MAX + 1).to_string(), has });
         }
-        if self.folder.is_some()
-            && self.file(name)?.exists()
-            && let Err(e) = self.restore(engine, name)
-        {
-            // Another model's, or damaged: the request has all the text itself, and its answer's session takes the file's
-            // place.
-            log::warn!("session {name} begins anew: {e}");
+        let is_there = self.folder.is_some() && self.file(name)?.exists();
+        if is_there {
+            self.read(name, None, vec![request]);
         }
-        Ok(())
+        Ok(!is_there)
+    }
+
+    fn restoring_mut(&mut self, name: &str) -> Option<&mut Restoring> {
+        self.restoring.iter_mut().find(|r| r.name == name)
+    }
+
+    fn read(&mut self, name: &str, reply: Option<Reply>, requests: Vec<RequestId>) {
+        let (name, loading, later) = (name.to_owned(), None, VecDeque::new());
+        self.restoring.push_back(Restoring { name, loading, stale: false, reply, requests, later });
+    }
+
+    /// The requests that wait for a session.
+    pub fn waiting(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.restoring.iter().flat_map(|r| r.requests.iter().copied())
+    }
+
+    /// A request does not wait any more.
+    pub fn forget(&mut self, request: RequestId) {
+        self.restoring.iter_mut().for_each(|r| r.requests.retain(|id| *id != request));
     }
 
     /// An answer has ended: the session goes on from there.
@@ -120,10 +169,17 @@ impl Sessions {
         if let Some(saving) = self.saving.get_mut(name) {
             saving.stale = true;
         }
+        if let Some(restoring) = self.restoring_mut(name) {
+            restoring.stale = true;
+        }
     }
 
-    /// Puts off what is asked about a session that is being written; gives it back if it may be answered now.
+    /// Puts off what is asked about a session that is being written or read; gives it back if it may be answered now.
     pub fn put_off(&mut self, op: SessionOp, name: &str, reply: Reply) -> Option<Reply> {
+        if let Some(restoring) = self.restoring_mut(name) {
+            restoring.later.push_back((op, reply));
+            return None;
+        }
         match self.saving.get_mut(name).filter(|_| op != SessionOp::Tokens) {
             Some(saving) => {
                 saving.later.push_back((op, reply));
@@ -172,25 +228,58 @@ impl Sessions {
         !self.saving.is_empty()
     }
 
-    /// The engine has ended: whoever waits for a write waits for nothing.
+    /// The engine has ended: whoever waits for a write or a read waits for nothing.
     pub fn give_up(&mut self) {
         self.saving.clear();
+        self.restoring.clear();
     }
 
-    pub fn restore(&mut self, engine: &mut Engine, name: &str) -> Result<SessionInfo> {
-        let file = self.file(name)?;
-        if !file.exists() {
-            return Err(no_session(name));
+    /// Begins to read a session; [`Sessions::pump`] goes on with it.
+    pub fn restore(&mut self, name: &str, reply: Reply) {
+        match self.file(name) {
+            Ok(file) if file.exists() => self.read(name, Some(reply), Vec::new()),
+            Ok(_) => answer(Some(reply), name, Err(no_session(name))),
+            Err(e) => answer(Some(reply), name, Err(e)),
         }
-        let (tokens, cached_tokens) = engine.load_session(&file)?;
-        let info = SessionInfo {
-            name: name.into(),
-            tokens: tokens.len(),
-            cached_tokens,
-            file_bytes: bytes_of(&file),
+    }
+
+    /// True while any session is being read.
+    pub fn is_restoring(&self) -> bool {
+        !self.restoring.is_empty()
+    }
+
+    /// Takes what has been read of a session, for `within` at most and without waiting for the disk. Gives back what waited for
+    /// one that has ended.
+    pub fn pump(&mut self, engine: &mut Engine, within: Duration) -> Option<Waited> {
+        let file = self.file(&self.restoring.front()?.name);
+        let front = self.restoring.front_mut()?;
+        let how = match &mut front.loading {
+            Some(loading) => engine.pump_load(loading, within)?,
+            None => match file.and_then(|file| engine.begin_load(&file)) {
+                Ok(loading) => {
+                    front.loading = Some(loading);
+                    return None;
+                }
+                Err(e) => Err(e),
+            },
         };
-        self.open.insert(name.into(), Conversation { tokens, saved: true });
-        Ok(info)
+        let Restoring { name, stale, reply, requests, later, .. } = self.restoring.pop_front()?;
+        if let (None, Err(e)) = (&reply, &how) {
+            // Another model's, or damaged: the request has all the text itself, and its answer's session takes the file's
+            // place.
+            log::warn!("session {name} begins anew: {e}");
+        }
+        let info = how.map(|Loaded { tokens, cached_tokens, file_bytes }| {
+            let (name, count) = (name.clone(), tokens.len());
+            if !stale {
+                self.open.insert(name.clone(), Conversation { tokens, saved: true });
+            }
+            (SessionInfo { name, tokens: count, cached_tokens, file_bytes: Some(file_bytes) }, Vec::new())
+        });
+        if let Some(reply) = reply {
+            answer(Some(reply), &name, info);
+        }
+        Some(Waited { name, requests, later })
     }
 
     pub fn delete(&mut self, name: &str) -> Result<SessionInfo> {

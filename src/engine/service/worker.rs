@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 const WAIT: Duration = Duration::from_millis(50);
 /// The same when nothing is open: memory is looked at after it, and the robot's processor sleeps meanwhile.
 const IDLE: Duration = Duration::from_millis(400);
-/// The same while a session is being written: its next blocks wait for room.
+/// The same while a session is being written or read: its next blocks wait for the disk.
 const SAVING: Duration = Duration::from_millis(2);
-/// What blocks of sessions may take of the time between two steps.
+/// What blocks of sessions may take of the time between two steps, in each direction.
 const SAVE_BETWEEN: Duration = Duration::from_millis(2);
 
 /// How long memory must not have been short before the cache may grow again.
@@ -113,7 +113,7 @@ impl Worker {
         self.publish();
         loop {
             let rest = match self.open.is_empty() {
-                _ if saving => SAVING,
+                _ if saving || self.sessions.is_restoring() => SAVING,
                 true => IDLE,
                 false => WAIT,
             };
@@ -139,6 +139,7 @@ impl Worker {
             }
             events.into_iter().for_each(|e| self.deliver(e));
             saving = self.engine.pump_saves(SAVE_BETWEEN);
+            self.pump_restores();
             self.publish();
             if self.stop.is_some_and(|at| self.open.is_empty() || at <= Instant::now()) {
                 return self.save_all(commands);
@@ -164,6 +165,16 @@ impl Worker {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+        }
+    }
+
+    /// Goes on with sessions that are being read; what waited for one begins.
+    fn pump_restores(&mut self) {
+        let Some(waited) = self.sessions.pump(&mut self.engine, SAVE_BETWEEN) else { return };
+        waited.requests.into_iter().for_each(|id| self.begin(id));
+        for (op, reply) in waited.later {
+            // After one that reads or writes again the rest waits again.
+            self.session(op, &waited.name, reply);
         }
     }
 
@@ -230,7 +241,7 @@ impl Worker {
         let (sessions, engine) = (&mut self.sessions, &mut self.engine);
         let done = match op {
             SessionOp::Save => return self.save(name, Some(reply)),
-            SessionOp::Restore => sessions.restore(engine, name).map(|i| (i, Vec::new())),
+            SessionOp::Restore => return sessions.restore(name, reply),
             SessionOp::Delete => sessions.delete(name).map(|i| (i, Vec::new())),
             SessionOp::Tokens => sessions.tokens(name).map(|tokens| {
                 let cached_tokens = engine.keep(&tokens);
@@ -292,11 +303,25 @@ impl Worker {
             return self.finish(id, Some(Error::Stopped("it is stopping".into())));
         }
         let session = self.open[&id].request.session.clone();
-        let begun = session.map_or(Ok(()), |name| self.sessions.begin(&mut self.engine, &name));
-        if let Err(e) = begun.and_then(|()| self.open_next(id)) {
-            self.metrics.failed += 1;
-            self.finish(id, Some(e));
+        match session.map_or(Ok(true), |name| self.sessions.begin(&name, id)) {
+            Ok(true) => self.begin(id),
+            Ok(false) => {} // when its session has been read
+            Err(e) => self.fail(id, e),
         }
+    }
+
+    /// Opens a request's first sequence. The request may be gone, if it waited for that.
+    fn begin(&mut self, id: RequestId) {
+        if self.open.contains_key(&id)
+            && let Err(e) = self.open_next(id)
+        {
+            self.fail(id, e);
+        }
+    }
+
+    fn fail(&mut self, id: RequestId, error: Error) {
+        self.metrics.failed += 1;
+        self.finish(id, Some(error));
     }
 
     /// Opens the sequence of a request's next choice, or of its embedding.
@@ -319,8 +344,17 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets go of what its reader gave up: whole requests, or choices of them.
+    /// Lets go of what its reader gave up: whole requests, or choices of them; and of a disk that takes longer than a request
+    /// has time, whose deadline the engine then sees.
     fn let_go(&mut self) {
+        let now = Instant::now();
+        let is_late =
+            |id: &RequestId| self.open.get(id).is_some_and(|o| o.request.deadline.is_some_and(|d| d <= now));
+        let late: Vec<RequestId> = self.sessions.waiting().filter(is_late).collect();
+        for id in late {
+            self.sessions.forget(id);
+            self.begin(id);
+        }
         let (mut gone, mut stopped) = (Vec::new(), Vec::new());
         for (&id, open) in &self.open {
             let (cancelled, choices) = open.channel.0.given_up();
@@ -403,8 +437,7 @@ impl Worker {
                 Reply::Done { choice, why, stats }
             }
             Event::Failed { error, .. } => {
-                self.metrics.failed += 1;
-                return self.finish(id, Some(error));
+                return self.fail(id, error);
             }
         };
         if !open.channel.0.push(reply, self.shared.limits.replies_max) {
@@ -424,8 +457,7 @@ impl Worker {
     fn open_waiting(&mut self, id: RequestId) {
         while self.open.get(&id).is_some_and(|o| !o.waiting.is_empty()) {
             if let Err(e) = self.open_next(id) {
-                self.metrics.failed += 1;
-                return self.finish(id, Some(e));
+                return self.fail(id, e);
             }
         }
         if self.open.get(&id).is_some_and(|o| o.seqs.is_empty()) {
