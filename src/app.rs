@@ -6,7 +6,7 @@ pub mod keeper;
 pub mod power;
 pub mod settings;
 
-pub use interrupts::Interrupts;
+pub use interrupts::{Interrupts, before_end};
 
 use crate::backend::cpu::{self, CpuBackend, CpuOptions, Isa};
 use crate::backend::cuda::{self, CudaBackend, CudaOptions, Draft, Gpu, Wait};

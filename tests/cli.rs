@@ -4,8 +4,10 @@
 use crate::support::{self, data, read_safetensors};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use tegu::format::input::NamedBytes;
 
 const TEGU: &str = "tegu";
 const TEGUD: &str = "tegud";
@@ -415,4 +417,144 @@ fn usage_errors_are_one_line_and_quiet_is_quiet() {
     }
     let output = tegu(&["run", &demo(), QUESTION, "-n", "4", "-q"]);
     assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
+}
+
+/// A command on a shape so large that it is still at work when something else happens, once it has begun to write into `dir`.
+fn writing(dir: &Path, out: &str) -> Child {
+    let mut child = command(TEGU).args(["synth", "llama3-8b", "-q", "-o", out]).spawn().unwrap();
+    while std::fs::read_dir(dir).unwrap().count() == 0 {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before it wrote");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    child
+}
+
+#[test]
+fn no_part_of_a_file_stays_behind() {
+    let (dir, path) = temp();
+    let (dir, out) = (dir.path(), path("out"));
+    let names = || -> Vec<String> {
+        std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    // Who started the tests may have had SIGINT ignored, as shells do for what they run in the background.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:")).unwrap().trim();
+    let ignored = u64::from_str_radix(ignored, 16).unwrap();
+    for (name, signal) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
+        if ignored >> (signal - 1) & 1 == 0 {
+            let child = writing(dir, &out);
+            let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+            assert!(sent.success());
+            let ended = child.wait_with_output().unwrap().status;
+            assert_eq!((ended.signal(), names()), (Some(signal), vec![]), "{ended}");
+        }
+    }
+    // Nothing can be put in order by who is killed: the next command that writes this file does.
+    let mut child = writing(dir, &out);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(names().len() == 1 && names() != ["out"], "{:?}", names());
+    let next = tegu(&["logits", "--tokens", "1", "-o", &out]);
+    assert!(stdout(&next).is_empty() && stderr(&next).contains("which an interrupted run left"));
+    assert_eq!(names(), ["out"]);
+}
+
+/// The demo with an element of a tensor that is no number.
+fn broken_demo(path: &str, tensor: &str) {
+    let bytes = std::fs::read(demo()).unwrap();
+    let file = tegu::format::gguf::parse(&NamedBytes { path: Path::new(path), bytes: &bytes }).unwrap();
+    let found = file.tensors.iter().find(|t| t.name == tensor).unwrap();
+    assert_eq!(found.codec, tegu::format::Codec::F32);
+    let at = found.offset as usize + 4 * 5;
+    let bytes = [&bytes[..at], &f32::NAN.to_le_bytes(), &bytes[at + 4..]].concat();
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn results_that_are_no_numbers_are_errors() {
+    let (_dir, path) = temp();
+    let (model, out, text) = (path("m.gguf"), path("out"), path("text"));
+    std::fs::write(&text, "Gravity is a force. ".repeat(40)).unwrap();
+    broken_demo(&model, "output_norm.weight");
+    let (code, line) = refused(&["ppl", &model, "--file", &text, "--ctx", "32", "--json"]);
+    assert!(code == 2 && line.contains("m.gguf: logits at window 0, position 0: expected a prob"), "{line}");
+    assert!(line.ends_with("found NaN for token 0"), "{line}");
+    let (code, line) = refused(&["logits", &model, "--tokens", "1,2,3", "-o", &out]);
+    let says = "m.gguf: logits at position 0, element 0: expected a finite number, found NaN";
+    assert!(code == 2 && line.contains(says), "{line}");
+    // With the hidden states it is told where the trouble begins.
+    broken_demo(&model, "blk.1.attn_norm.weight");
+    let (_, line) = refused(&["logits", &model, "--tokens", "1,2,3", "-o", &out, "--hidden", "--exact"]);
+    assert!(line.contains("m.gguf: hidden.2 at position 0, element "), "{line}");
+    assert!(!Path::new(&out).exists());
+}
+
+/// A flag without a use is refused by its name rather than passed over.
+#[test]
+fn flags_that_would_do_nothing_are_refused() {
+    let (_dir, path) = temp();
+    let dense = data().join("oracles/llama").display().to_string();
+    let (out, sim) = (path("out"), "sim:orin-nano-super");
+    let logits = |more: &[&'static str]| {
+        [&["logits", &dense, "--backend", "cpu", "--tokens", "1,2", "-o", &out], more]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let words = |line: &str| line.replace("SIM", sim).split(' ').map(str::to_owned).collect::<Vec<_>>();
+    for (args, says) in [
+        (logits(&["--mla", "absorbed"]), "--mla: expected a model with latent attention"),
+        (logits(&["--routes-out", "x"]), "--routes-out: expected a model with routed experts"),
+        (logits(&["--routes-in", "x"]), "--routes-in: expected a model with routed experts"),
+        (logits(&["--dense-mask"]), "--dense-mask: expected a --mask"),
+        (logits(&["--expert-budget", "1G"]), "--expert-budget: expected a model on --backend cuda"),
+        (words("inspect --spin-us 3"), "--spin-us: expected a command that runs the model"),
+        (words("bench --svg x"), "--kernels"),
+        (words("bench model.gguf --svg x"), "cannot be used with '--svg <FILE>'"),
+        (words("bench --kernels=q4_0 --backend cpu --svg x"), "--svg: expected --backend cuda"),
+        (words("bench --kernels=q4_0 --tg 5"), "--tg"),
+        (words("bench --kernels --kv int8"), "--kv"),
+        (words("power tune --board SIM -m x.gguf"), "--model: expected a real board, or --sim-model"),
+        (words("power tune --board SIM -ngl 5"), "--n-gpu-layers: expected a real board"),
+        (words("power tune --board SIM --helper x"), "--helper: expected a real board"),
+        (words("power tune --board SIM --work chat"), "--work: expected none"),
+        (words("power tune --sim-model x"), "--sim-model"),
+        (words("power apply silent --ambient 30"), "--board"),
+        (words("power apply silent --root . --seed 3"), "--seed"),
+        (words("power apply silent --board SIM --helper x"), "--helper: expected a real board"),
+        (words("power record -o x --root . --profile silent"), "--profile"),
+        (words("power profiles --of orin-nx-16 --board SIM"), "--board"),
+        (words("top --once --every 3"), "--every"),
+        (words("list --models . --token-file x"), "--token-file"),
+        (
+            words("synth llama3-8b -o x --router-skew 1"),
+            "--router-skew: expected a shape with routed experts",
+        ),
+        (words("pack a -o b --config no/such.toml"), "no/such.toml: open"),
+        (words("power profiles --config no/such.toml"), "no/such.toml: open"),
+        (words("run hi -ngl abc"), "'abc' for '--n-gpu-layers <N>': expected a whole number, auto or all"),
+        (words("run hi -ngl 0 --backend cuda"), "--n-gpu-layers: expected above 0 with --backend cuda"),
+        (words("run hi -tb abc"), "'abc' for '--threads-batch"),
+        (words("run hi -ctv q8_0"), "'q8_0' for '--cache-type-v"),
+        (words("run hi -ctk f16 -ctv int8"), "--cache-type-v: expected the type of --cache-type-k"),
+    ] {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let (code, line) = refused(&args);
+        assert!(code == 2 && line.contains(says), "{args:?}: {code} {line}");
+    }
+    assert!(!Path::new(&out).exists());
+}
+
+#[test]
+fn variables_that_are_no_text_are_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = std::ffi::OsStr::from_bytes(b"model\xff.gguf");
+    for program in [TEGU, TEGUD] {
+        let args: &[&str] = if program == TEGU { &["config"] } else { &["--print-config"] };
+        let output = command(program).args(args).env("TEGU_MODEL", bytes).output().unwrap();
+        let said = stderr(&output);
+        let says = "TEGU_MODEL: environment: expected UTF-8, found \"model\\xFF.gguf\"";
+        assert!(output.status.code() == Some(2) && said.contains(says), "{said}");
+    }
 }

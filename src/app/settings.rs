@@ -235,6 +235,34 @@ mod tests {
         assert_eq!(seen, 10);
     }
 
+    /// Each file of ours that a unit names is one that the guide installs, into that folder.
+    #[test]
+    fn the_guide_installs_what_the_units_name() {
+        let guide = include_str!("../../systemd/README.md");
+        let units =
+            [include_str!("../../systemd/tegud.service"), include_str!("../../systemd/tegu-clocks.service")];
+        let words = units.iter().flat_map(|u| u.split([' ', '\n', '=', ':']));
+        let ours = ["/usr/bin/tegu", "/usr/share/", "/etc/tegu/"];
+        let named: Vec<&str> = words.filter(|w| ours.iter().any(|o| w.starts_with(o))).collect();
+        assert!(named.len() >= 6 && named.contains(&"/etc/tegu/config.toml"), "{named:?}");
+        for (folder, name) in named.iter().filter_map(|path| path.rsplit_once('/')) {
+            let installs = |line: &str| line.contains(&format!("$R{folder}")) && line.contains(name);
+            assert!(guide.lines().any(installs), "{folder}/{name}");
+        }
+    }
+
+    /// The settings that are installed are settings, those that are proposed as comments too.
+    #[test]
+    fn installed_settings_are_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = include_str!("../../systemd/config.toml");
+        assert_eq!(config(text, dir.path()).text("serve.sessions"), "/var/lib/tegu/sessions");
+        let proposed = text.lines().map(|l| l.strip_prefix('#').filter(|l| !l.starts_with(' ')).unwrap_or(l));
+        let all = config(&proposed.collect::<Vec<_>>().join("\n"), dir.path());
+        let set = KEYS.iter().filter(|k| all.get(k.name).1 == crate::config::Origin::File).count();
+        assert_eq!(set, text.lines().filter(|l| l.contains(" = ")).count());
+    }
+
     #[test]
     fn boards_and_profiles_are_looked_for() {
         let dir = tempfile::tempdir().unwrap();

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::app::Prepared;
 use crate::config::Config;
 use crate::observe::{self, Verbosity};
 use crate::sample::SampleParams;
-use crate::units::Result;
+use crate::units::{Error, Result};
 
 /// A flag that overrides a settings key, as text.
 pub type Override = (&'static str, String);
@@ -37,7 +38,12 @@ impl Common {
 
     /// The settings with the given flags on top.
     pub fn read(&self, flags: &[Override]) -> Result<Config> {
-        Config::load(self.config.as_deref(), &|name| std::env::var(name).ok(), flags)
+        Config::load(self.config.as_deref(), &|name| std::env::var_os(name), flags)
+    }
+
+    /// For commands that have no use for settings: a file that is named is read all the same, for its mistakes and its log.
+    pub fn only_if_named(&self) -> Result<()> {
+        self.config.is_some().then(|| self.config(Vec::new())).transpose().map(drop)
     }
 
     /// Has the log say as much as flags and settings ask for.
@@ -97,7 +103,8 @@ pub struct Ignored {
         hide_short_help = true,
         allow_negative_numbers = true
     )]
-    pub n_gpu_layers: Option<String>,
+    #[arg(value_parser = layers)]
+    pub n_gpu_layers: Option<i64>,
     #[arg(long, hide = true)]
     pub no_warmup: bool,
     #[arg(long, hide = true)]
@@ -106,22 +113,47 @@ pub struct Ignored {
     pub no_mmap: bool,
     #[arg(long, hide = true)]
     pub mlock: bool,
-    #[arg(long, hide = true, value_name = "N")]
-    pub threads_batch: Option<String>,
-    #[arg(long, hide = true, value_name = "TYPE")]
+    #[arg(long, hide = true, value_name = "N", allow_negative_numbers = true)]
+    pub threads_batch: Option<i64>,
+    #[arg(long, hide = true, value_name = "TYPE", value_parser = ["f16", "f32", "int8"])]
     pub cache_type_v: Option<String>,
     #[arg(long, hide = true, num_args = 0..=1, value_parser = ["on", "off", "auto", "0", "1"])]
     pub flash_attn: Option<Option<String>>,
 }
 
+/// A count of layers, or llama.cpp's words for all of them; those count as more than any model has.
+fn layers(text: &str) -> std::result::Result<i64, String> {
+    match text {
+        "auto" | "all" => Ok(i64::MAX),
+        _ => text.parse().map_err(|_| "expected a whole number, auto or all".into()),
+    }
+}
+
+/// A flag that has no use here.
+pub fn useless(flag: &str, expected: impl std::fmt::Display, found: impl std::fmt::Display) -> Error {
+    Error::bad("command line", flag, expected, found)
+}
+
 impl Load {
     /// As overrides of settings. Says what an accepted flag does not do.
-    pub fn overrides(&self) -> Vec<Override> {
-        let asked = self.ignored.n_gpu_layers.as_deref();
+    ///
+    /// # Errors
+    /// For two flags that contradict each other.
+    pub fn overrides(&self) -> Result<Vec<Override>> {
+        let asked = self.ignored.n_gpu_layers;
+        if asked == Some(0) && self.backend.as_deref() == Some("cuda") {
+            return Err(useless("--n-gpu-layers", "above 0 with --backend cuda", 0));
+        }
+        if let Some(values) = self.ignored.cache_type_v.as_ref()
+            && self.kv.as_ref().is_some_and(|keys| keys != values)
+        {
+            let expected = "the type of --cache-type-k: keys and values have one";
+            return Err(useless("--cache-type-v", expected, values));
+        }
         let mut flags = Vec::new();
         match (asked, &self.backend) {
             (_, Some(b)) => flags.push(("backend", b.clone())),
-            (Some("0"), None) => flags.push(("backend", "cpu".to_owned())),
+            (Some(0), None) => flags.push(("backend", "cpu".to_owned())),
             (Some(_), None) if !crate::backend::cuda::driver::is_present() => {
                 log::warn!("--n-gpu-layers: no NVIDIA driver is here; the model runs on the CPU");
             }
@@ -130,9 +162,33 @@ impl Load {
         // As in llama.cpp, a count of 0 or below leaves the choice to the program.
         flags.extend(self.threads.map(|n| ("threads", n.max(0).to_string())));
         flags.extend(self.spin_us.map(|n| ("spin_us", n.to_string())));
-        flags.extend(self.kv.clone().map(|k| ("kv", k)));
+        flags.extend(self.kv.as_ref().or(self.ignored.cache_type_v.as_ref()).map(|k| ("kv", k.clone())));
         flags.extend(self.expert_budget.clone().map(|b| ("expert_budget", b)));
-        flags
+        Ok(flags)
+    }
+
+    /// Refuses flags that do nothing for the model that was opened.
+    pub fn check(&self, opened: &Prepared) -> Result<()> {
+        if self.expert_budget.is_some() && !opened.on_gpu() {
+            return Err(useless("--expert-budget", "a model on --backend cuda", "the CPU"));
+        }
+        Ok(())
+    }
+
+    /// The first of these flags that was given, for where no model is loaded.
+    pub fn given(&self) -> Option<&'static str> {
+        let flags = [
+            ("--model", self.model_flag.is_some()),
+            ("--threads", self.threads.is_some()),
+            ("--spin-us", self.spin_us.is_some()),
+            ("--backend", self.backend.is_some()),
+            ("--kv", self.kv.is_some()),
+            ("--expert-budget", self.expert_budget.is_some()),
+            ("--exact", self.exact),
+            ("--n-gpu-layers", self.ignored.n_gpu_layers.is_some()),
+            ("--cache-type-v", self.ignored.cache_type_v.is_some()),
+        ];
+        flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{Common, Load};
+use super::args::{Common, Load, useless};
 use super::bench_report::{Case, Measured, Phase, Report, cases, spread};
 use super::load::ReadBytes;
 use super::{bench_cuda, bench_kernels, load, out, resolve};
@@ -56,13 +56,15 @@ pub struct BenchArgs {
     reps: u16,
     /// Measure the matrix products of these codecs (all, if none is named) on random weights, and no model
     #[arg(long, value_name = "CODEC,…", value_delimiter = ',', num_args = 0.., require_equals = true)]
-    #[arg(conflicts_with_all = ["model", "model_flag"], value_parser = codec)]
+    #[arg(value_parser = codec, conflicts_with_all = ["model", "model_flag", "tg", "depth", "batch", "reps"])]
+    #[arg(conflicts_with_all = ["kv", "expert_budget", "exact", "spin_us"])]
     kernels: Option<Vec<Codec>>,
     /// With --kernels --backend cuda: a picture of each kernel under the memory roof
-    #[arg(long, value_name = "FILE", requires = "kernels")]
+    #[arg(long, value_name = "FILE", requires = "kernels", conflicts_with_all = ["model", "model_flag"])]
     svg: Option<PathBuf>,
     /// With --kernels: print what an earlier --json run on a GPU measured, on a machine without one
     #[arg(long, value_name = "FILE", requires = "kernels")]
+    #[arg(conflicts_with_all = ["model", "model_flag", "pp", "roof_mib", "threads", "backend"])]
     recorded: Option<PathBuf>,
     /// Memory that is read to find the roof, and that --kernels works on; 0: no roof
     #[arg(long, value_name = "MIB", default_value_t = (kernels::WORKING_SET_BYTES >> 20) as u16)]
@@ -97,7 +99,7 @@ const BATCH_MAX: usize = 256;
 
 /// Runs the command.
 pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
-    let config = common.config(args.load.overrides())?;
+    let config = common.config(args.load.overrides()?)?;
     if let Some(only) = &args.kernels {
         return args.run_kernels(only, &config);
     }
@@ -115,6 +117,7 @@ pub fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     options.sequences = widest;
     options.rows_max = options.rows_max.max(widest);
     let opened = app::prepare(options)?;
+    args.load.check(&opened)?;
     if args.fake_missing.is_some() && !opened.on_gpu() {
         return Err(Error::bad("command line", "--fake-missing", "a model on --backend cuda", "the CPU"));
     }
@@ -208,6 +211,10 @@ impl BenchArgs {
     /// `--kernels`: a GPU's if one is asked for, else the CPU's.
     fn run_kernels(&self, only: &[Codec], config: &Config) -> Result<()> {
         if self.recorded.is_none() && config.text("backend") != "cuda" {
+            // Beside a roof that the CPU's caches break through, a picture would say nothing.
+            if self.svg.is_some() {
+                return Err(useless("--svg", "--backend cuda or --recorded", "the CPU"));
+            }
             return bench_kernels::run(self.kernel_options(only, config), self.json);
         }
         let prefill_rows = self.pp.iter().copied().max().unwrap_or(0).clamp(16, 2048);

@@ -129,7 +129,7 @@ fn settings_name_the_flags_that_there_are() {
     let args = "tegud --socket a --tcp b --models c -c 1 --idle-unload 1 --board off --profile d --clocks no -m e -t 1 \
                 --spin-us 1 --backend cpu --kv f16 --expert-budget 1";
     let daemon = Daemon::try_parse_from(args.split_whitespace()).unwrap();
-    let overrides = daemon.serve.overrides();
+    let overrides = daemon.serve.overrides().unwrap();
     assert_eq!(overrides.len(), 14);
     for (name, _) in overrides {
         let key = KEYS.iter().find(|k| k.name == name).unwrap();

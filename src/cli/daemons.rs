@@ -40,7 +40,7 @@ pub struct StopArgs {
 #[derive(Debug, Args)]
 pub struct ListArgs {
     /// Look into this folder of models instead of asking a daemon
-    #[arg(long, value_name = "FOLDER", conflicts_with = "at")]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["at", "token_file"])]
     models: Option<PathBuf>,
     /// One JSON object on standard output
     #[arg(long)]

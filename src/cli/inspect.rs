@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use super::args::{Common, Load};
+use super::args::{Common, Load, useless};
 use super::{load, out, resolve};
 use crate::app::{self, Prepared};
 use crate::model::{AttnHyper, Hyper, Mask};
@@ -45,11 +45,15 @@ Examples:
 
 /// Runs the command.
 pub fn run(args: &InspectArgs, common: &Common) -> Result<()> {
-    let mut flags = args.load.overrides();
+    let mut flags = args.load.overrides()?;
     flags.extend(args.ctx_size.map(|n| ("context", n.to_string())));
     let config = common.config(flags)?;
     let model = resolve::model(args.model.as_deref().or(args.load.model_flag.as_deref()), &config)?;
+    if args.load.spin_us.is_some() {
+        return Err(useless("--spin-us", "a command that runs the model", "inspect"));
+    }
     let opened = app::prepare(args.load.options(model, &config))?;
+    args.load.check(&opened)?;
     let mut report = report(&opened);
     if args.tensors {
         report["tensors"] = tensors(&opened.source);

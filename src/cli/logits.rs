@@ -6,14 +6,14 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{Common, Load};
+use super::args::{Common, Load, useless};
 use super::tensors::{Dtype, Spec, Writer};
 use super::{load, out, resolve, routes};
 use crate::app;
 use crate::backend::MlaOrder;
 use crate::engine::{EvalChunk, EvalOptions};
 use crate::limits;
-use crate::model::{Hyper, Mask};
+use crate::model::{AttnHyper, Hyper, Mask};
 use crate::units::{Error, ExpertId, Result, TokenId};
 
 /// Arguments of `tegu logits`.
@@ -70,13 +70,46 @@ Examples:
   tegu logits --exact --tokens 1,2,3 --routes-out picks.safetensors -o exact.safetensors
   tegu logits --tokens 1,2,3 --routes-in picks.safetensors -o default.safetensors";
 
+impl LogitsArgs {
+    /// Refuses what would do nothing with this model, or here.
+    fn check(&self, opened: &app::Prepared) -> Result<()> {
+        self.load.check(opened)?;
+        let h = opened.hyper();
+        if self.mla.is_some() && !matches!(h.attn, AttnHyper::Mla { .. }) {
+            return Err(useless(
+                "--mla",
+                "a model with latent attention",
+                format!("grouped-query attention ({})", h.arch),
+            ));
+        }
+        for (flag, given) in
+            [("--routes-out", self.routes_out.is_some()), ("--routes-in", self.routes_in.is_some())]
+        {
+            if given && h.moe.is_none() {
+                return Err(useless(
+                    flag,
+                    "a model with routed experts",
+                    format!("a dense one ({})", h.arch),
+                ));
+            }
+        }
+        if self.dense_mask && opened.on_gpu() {
+            return Err(useless("--dense-mask", "a model on --backend cpu", "a GPU"));
+        }
+        if self.dense_mask && h.masks.iter().all(|m| *m == Mask::Full) {
+            return Err(useless("--dense-mask", "a --mask, or a model with one", "full attention"));
+        }
+        Ok(())
+    }
+}
+
 fn mask(text: &str) -> std::result::Result<Mask, String> {
     Mask::parse(text).ok_or_else(|| "expected full, sliding:W, strided:K or local-strided:W,K".into())
 }
 
 /// Runs the command.
 pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
-    let config = common.config(args.load.overrides())?;
+    let config = common.config(args.load.overrides()?)?;
     let tokens = tokens(args)?;
     let model = resolve::model(args.model.as_deref().or(args.load.model_flag.as_deref()), &config)?;
     super::aside::differs(&args.output, &model)?;
@@ -91,6 +124,7 @@ pub fn run(args: &LogitsArgs, common: &Common) -> Result<()> {
         _ => MlaOrder::Materialized,
     });
     let opened = app::prepare(options)?;
+    args.check(&opened)?;
     if args.routes_out.as_ref() == Some(&args.output) {
         let found = args.output.display();
         return Err(Error::bad("command line", "--routes-out", "another file than --output", found));
@@ -167,7 +201,11 @@ fn write(
         logits_from: 0,
     };
     let mut picks = Vec::new();
+    let name = app.source.path().to_owned();
     app.engine.eval(tokens, &options, &mut |chunk: EvalChunk| {
+        if let Some((field, found)) = senseless(&chunk, h.hidden, h.vocab) {
+            return Err(Error::bad(&name, field, "a finite number", found));
+        }
         writer.rows_f32(1, chunk.logits_from, chunk.logits)?;
         for (i, rows) in chunk.hidden.iter().enumerate() {
             writer.rows_f32(2 + i, chunk.position, rows)?;
@@ -181,8 +219,48 @@ fn write(
     writer.finish()
 }
 
+/// The first value that is no finite number, by position and then from the embedding to the logits, and where it is.
+fn senseless(chunk: &EvalChunk, width: usize, vocab: usize) -> Option<(String, f32)> {
+    let hidden = chunk.hidden.iter().enumerate();
+    let hidden = hidden.map(|(i, rows)| (format!("hidden.{i}"), *rows, chunk.position, width));
+    let logits = ("logits".to_owned(), chunk.logits, chunk.logits_from, vocab);
+    let first = |(name, values, from, width): (String, &[f32], usize, usize)| {
+        let at = values.iter().position(|x| !x.is_finite())?;
+        Some((from + at / width, name, at % width, values[at]))
+    };
+    // The earliest of those; at one position the first part, in the order in which they are computed.
+    let (position, name, element, found) = hidden.chain([logits]).filter_map(first).min_by_key(|f| f.0)?;
+    Some((format!("{name} at position {position}, element {element}"), found))
+}
+
 fn write_routes(file: &Path, h: &Hyper, tokens: usize, picks: &[ExpertId]) -> Result<()> {
     let moe = h.moe.as_ref();
     let shape = (tokens, h.n_layers, moe.map_or(0, |m| m.n_picked));
     routes::write(file, shape, picks)
+}
+
+#[test]
+fn the_first_value_that_is_no_number_is_named() {
+    let (mut a, mut b, mut logits) = ([0.0; 4], [0.0; 4], [0.0; 6]);
+    let say = |a: &[f32], b: &[f32], logits: &[f32]| {
+        let chunk = EvalChunk {
+            position: 10,
+            rows: 2,
+            logits_from: 10,
+            logits,
+            hidden: vec![a, b],
+            routes: &[],
+            margins: &[],
+        };
+        senseless(&chunk, 2, 3).map(|(field, found)| format!("{field}: {found}"))
+    };
+    assert_eq!(say(&a, &b, &logits), None);
+    logits[4] = f32::NAN;
+    assert_eq!(say(&a, &b, &logits).as_deref(), Some("logits at position 11, element 1: NaN"));
+    b[3] = f32::INFINITY;
+    assert_eq!(say(&a, &b, &logits).as_deref(), Some("hidden.1 at position 11, element 1: inf"));
+    logits[0] = f32::NEG_INFINITY;
+    assert_eq!(say(&a, &b, &logits).as_deref(), Some("logits at position 10, element 0: -inf"));
+    a[1] = f32::NAN;
+    assert_eq!(say(&a, &b, &logits).as_deref(), Some("hidden.0 at position 10, element 1: NaN"));
 }

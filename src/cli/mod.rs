@@ -196,12 +196,13 @@ fn dispatch(cli: Cli) -> Result<()> {
             let mut out = Out::stdout();
             if *json { out.json(&out::config_json(&config)) } else { out.text(&config.to_string()) }
         }
-        Command::Pack(args) => pack::pack(args),
-        Command::Synth(args) => synth::synth(args),
+        Command::Pack(args) => common.config(Vec::new()).and_then(|_| pack::pack(args)),
+        Command::Synth(args) => common.config(Vec::new()).and_then(|_| synth::synth(args)),
         Command::Doctor(args) => doctor::run(args, common),
         Command::Power(args) => power::run(args, common),
         Command::Kernels(args) => kernels::run(args, common),
         Command::Completions { shell } => {
+            common.only_if_named()?;
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "tegu", &mut script);
             Out::stdout().text(&String::from_utf8_lossy(&script))

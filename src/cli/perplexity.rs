@@ -24,6 +24,25 @@ impl Windows {
     }
 }
 
+/// Logits that give the token that follows them no probability.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Senseless {
+    /// Their position in the window.
+    pub row: usize,
+    /// The token that follows.
+    pub target: TokenId,
+    /// The first value that is in the way, and its token.
+    pub found: String,
+}
+
+impl Senseless {
+    fn of(logits: &[f32], row: usize, target: TokenId) -> Senseless {
+        let wrong = |x: &f32| x.is_nan() || *x == f32::INFINITY;
+        let at = logits.iter().position(wrong).unwrap_or(target as usize);
+        Senseless { row, target, found: format!("{} for token {at}", logits[at]) }
+    }
+}
+
 /// The sum so far. Log-probabilities are taken in f64: a text has a million of them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
@@ -36,7 +55,8 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Takes the rows `first_row..` of a window's logits, `(rows, vocab)`: row `i` predicts token `i + 1`.
+    /// Takes the rows `first_row..` of a window's logits, `(rows, vocab)`: row `i` predicts token `i + 1`. Stops at the first
+    /// row by which that token has no probability.
     pub fn add(
         &mut self,
         windows: &Windows,
@@ -44,16 +64,21 @@ impl Tally {
         first_row: usize,
         logits: &[f32],
         vocab: usize,
-    ) {
+    ) -> Result<(), Senseless> {
         for (i, row) in logits.chunks_exact(vocab).enumerate() {
             let position = first_row + i + 1;
             if position >= windows.first_scored() && position < window.len() {
-                let nll = nll(row, window[position]);
+                let target = window[position];
+                let nll = nll(row, target);
+                if !nll.is_finite() {
+                    return Err(Senseless::of(row, position - 1, target));
+                }
                 self.nll += nll;
                 self.squares += nll * nll;
                 self.scored += 1;
             }
         }
+        Ok(())
     }
 
     /// The perplexity: exp of the mean.
@@ -116,7 +141,7 @@ mod tests {
                 for first in (0..ctx).step_by(3) {
                     let rows = first..(first + 3).min(ctx);
                     let logits: Vec<f32> = rows.flat_map(|r| model(window, r)).collect();
-                    tally.add(&w, window, first, &logits, vocab);
+                    tally.add(&w, window, first, &logits, vocab).unwrap();
                 }
             }
             let want = plain(&tokens, &w, vocab, model);
@@ -129,8 +154,29 @@ mod tests {
     #[test]
     fn even_odds_give_the_size_of_the_vocabulary() {
         let mut tally = Tally::default();
-        tally.add(&Windows { ctx: 3, skip_half: false }, &[0, 1, 2], 0, &[1000.0; 12], 4);
+        tally.add(&Windows { ctx: 3, skip_half: false }, &[0, 1, 2], 0, &[1000.0; 12], 4).unwrap();
         assert_eq!(tally.scored, 2);
         assert!((tally.ppl() - 4.0).abs() < 1e-12 && tally.error() < 1e-9);
+    }
+
+    #[test]
+    fn rows_that_say_nothing_are_named() {
+        let w = Windows { ctx: 4, skip_half: false };
+        let say = |at: usize, value: f32| {
+            let mut logits = [0.5; 16];
+            logits[at] = value;
+            Tally::default().add(&w, &[0, 1, 2, 3], 0, &logits, 4).map_err(|e| (e.row, e.target, e.found))
+        };
+        for (at, value, row, found) in [
+            (0, f32::NAN, 0, "NaN for token 0"),
+            (7, f32::NAN, 1, "NaN for token 3"),
+            (9, f32::INFINITY, 2, "inf for token 1"),
+            (6, f32::NEG_INFINITY, 1, "-inf for token 2"),
+        ] {
+            assert_eq!(say(at, value), Err((row, row as u32 + 1, found.into())));
+        }
+        // A token that is ruled out and does not come is fine, and so is what no token follows.
+        assert_eq!(say(7, f32::NEG_INFINITY), Ok(()));
+        assert_eq!(say(13, f32::NAN), Ok(()));
     }
 }

@@ -1,6 +1,6 @@
 //! `tegu ppl`: perplexity of a text.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
@@ -54,12 +54,13 @@ const TEXT_BYTES_MAX: u64 = 512 << 20;
 
 /// Runs the command.
 pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
-    let config = common.config(args.load.overrides())?;
+    let config = common.config(args.load.overrides()?)?;
     let model = resolve::model(args.model.as_deref().or(args.load.model_flag.as_deref()), &config)?;
     let mut options = args.load.options(model, &config);
     let windows = Windows { ctx: args.ctx as usize, skip_half: args.skip_half };
     options.context_tokens = windows.ctx;
     let opened = app::prepare(options)?;
+    args.load.check(&opened)?;
     let trained = opened.hyper().context_tokens;
     if windows.ctx > trained {
         let needs = windows.ctx.to_string();
@@ -82,7 +83,7 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
     let name = opened.source.path().to_owned();
     let mut app = load::load(opened)?.app;
     let started = Instant::now();
-    let tally = score(&mut app, &windows, &tokens[..count * windows.ctx])?;
+    let tally = score(&mut app, &name, &windows, &tokens[..count * windows.ctx])?;
     let seconds = started.elapsed().as_secs_f64();
     if args.json {
         return out::Out::stdout().json(&json!({
@@ -112,16 +113,19 @@ pub fn run(args: &PplArgs, common: &Common) -> Result<()> {
     ))
 }
 
-fn score(app: &mut app::App, windows: &Windows, tokens: &[TokenId]) -> Result<Tally> {
+/// The sum over all windows of a text by the model at `name`. Logits that say nothing of the token that follows are an error.
+fn score(app: &mut app::App, name: &Path, windows: &Windows, tokens: &[TokenId]) -> Result<Tally> {
     let vocab = app.engine.hyper().vocab;
     let progress = Progress::new("windows", (tokens.len() / windows.ctx) as u64, Unit::Items);
     let mut tally = Tally::default();
     // The row before the first scored position is the first whose logits are looked at.
     let options = EvalOptions { logits_from: windows.first_scored() - 1, ..EvalOptions::default() };
-    for window in tokens.chunks_exact(windows.ctx) {
+    for (i, window) in tokens.chunks_exact(windows.ctx).enumerate() {
         app.engine.eval(window, &options, &mut |chunk| {
-            tally.add(windows, window, chunk.logits_from, chunk.logits, vocab);
-            Ok(())
+            tally.add(windows, window, chunk.logits_from, chunk.logits, vocab).map_err(|bad| {
+                let field = format!("logits at window {i}, position {}", bad.row);
+                Error::bad(name, field, format!("a probability of token {}", bad.target), bad.found)
+            })
         })?;
         progress.add(1);
     }

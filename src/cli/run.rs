@@ -92,7 +92,7 @@ const PROMPT_BYTES_MAX: u64 = 64 << 20;
 
 /// Runs the command.
 pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
-    let mut flags = args.load.overrides();
+    let mut flags = args.load.overrides()?;
     flags.extend(args.sampling.overrides());
     flags.extend(args.ctx_size.map(|n| ("context", n.to_string())));
     let config = common.config(flags)?;
@@ -105,6 +105,7 @@ pub fn run(args: &RunArgs, common: &Common) -> Result<()> {
     let mut options = args.load.options(model, &config);
     options.rows_max = args.batch_size as usize;
     let opened = app::prepare(options)?;
+    args.load.check(&opened)?;
     let text = load::text(&opened)?;
     let mut chat = chat(args, &config, load::load(opened)?, text)?;
     let interrupts = Interrupts::take();

@@ -59,8 +59,8 @@ Examples:
 
 impl ServeArgs {
     /// As overrides of settings.
-    pub fn overrides(&self) -> Vec<Override> {
-        let mut flags = self.load.overrides();
+    pub fn overrides(&self) -> Result<Vec<Override>> {
+        let mut flags = self.load.overrides()?;
         let text = |p: &PathBuf| p.to_string_lossy().into_owned();
         // So that a print of the settings tells it; it is opened by the flag itself, which may hold any bytes.
         flags.extend(self.load.model_flag.as_ref().map(|p| ("model", text(p))));
@@ -72,13 +72,13 @@ impl ServeArgs {
         flags.extend(self.profile.clone().map(|p| ("power.profile", p)));
         flags.extend(self.clocks.clone().map(|c| ("power.clocks", c)));
         flags.extend(self.idle_unload.map(|s| ("serve.idle_unload_s", s.to_string())));
-        flags
+        Ok(flags)
     }
 }
 
 /// The settings with these flags on top, and with the daemon's own defaults; the log says what they say.
 pub fn config(args: &ServeArgs, common: &Common) -> Result<Config> {
-    let mut config = common.config(args.overrides())?;
+    let mut config = common.config(args.overrides()?)?;
     defaults(&mut config);
     Ok(config)
 }
@@ -93,7 +93,7 @@ pub fn run(args: &ServeArgs, common: &Common) -> Result<()> {
     let told = keeper.as_ref().map(Keeper::told);
     let spin_us = keeper.as_ref().and_then(Keeper::spin_us);
     let shelf = Arc::new(shelf(args, &config, told.clone(), spin_us)?);
-    let reload = reloader(args.overrides(), common.clone(), config, shelf.clone());
+    let reload = reloader(args.overrides()?, common.clone(), config, shelf.clone());
     let power = told.map(|t| t as Arc<dyn serve::Power>);
     serve::run(first, Box::new(shelf), power, Box::new(reload))
 }

@@ -5,11 +5,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::aside;
+use super::aside::Beside;
 use crate::units::{Error, Result};
 
 /// Element type of a written tensor: both are 4 bytes wide.
@@ -39,33 +39,31 @@ const ELEMENT_BYTES: u64 = 4;
 /// A file being written beside its final name. It appears there whole, by [`Writer::finish`], or not at all.
 pub struct Writer {
     file: File,
-    target: PathBuf,
-    aside: PathBuf,
+    beside: Beside,
     specs: Vec<Spec>,
     /// Offset of each tensor's data from the start of the file.
     starts: Vec<u64>,
-    finished: bool,
 }
 
 impl Writer {
     /// Creates the file aside with its header. Data that is never written reads as zeros, so callers write every row.
     pub fn create(target: &Path, specs: Vec<Spec>) -> Result<Writer> {
         let (header, offsets) = header(&specs);
-        let (target, aside) = aside::names(target)?;
-        let file = File::create(&aside).map_err(|e| Error::io(&aside, "create", e))?;
+        let beside = Beside::take(target)?;
+        let file = File::create(beside.path()).map_err(|e| Error::io(beside.path(), "create", e))?;
         let data = 8 + header.len() as u64;
         let total = data + specs.iter().map(bytes).sum::<u64>();
         let starts = offsets.iter().map(|o| data + o).collect();
-        let writer = Writer { file, target, aside, specs, starts, finished: false };
+        let writer = Writer { file, beside, specs, starts };
         let mut head = (header.len() as u64).to_le_bytes().to_vec();
         head.extend_from_slice(header.as_bytes());
         writer.put(&head, 0)?;
-        writer.file.set_len(total).map_err(|e| Error::io(&writer.aside, "extend", e))?;
+        writer.file.set_len(total).map_err(|e| Error::io(writer.beside.path(), "extend", e))?;
         Ok(writer)
     }
 
     fn put(&self, bytes: &[u8], at: u64) -> Result<()> {
-        self.file.write_all_at(bytes, at).map_err(|e| Error::io(&self.aside, "write", e))
+        self.file.write_all_at(bytes, at).map_err(|e| Error::io(self.beside.path(), "write", e))
     }
 
     fn offset(&self, tensor: usize, row: usize, len: usize, dtype: Dtype) -> u64 {
@@ -90,19 +88,9 @@ impl Writer {
     }
 
     /// Puts the file in its place: flushed to disk first, so that the name never holds half a file.
-    pub fn finish(mut self) -> Result<()> {
-        self.file.sync_all().map_err(|e| Error::io(&self.aside, "sync", e))?;
-        std::fs::rename(&self.aside, &self.target).map_err(|e| Error::io(&self.target, "rename into", e))?;
-        self.finished = true;
-        Ok(())
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if !self.finished {
-            drop(std::fs::remove_file(&self.aside));
-        }
+    pub fn finish(self) -> Result<()> {
+        self.file.sync_all().map_err(|e| Error::io(self.beside.path(), "sync", e))?;
+        self.beside.place()
     }
 }
 

@@ -9,6 +9,7 @@ mod suggest;
 pub use keys::{KEYS, Key, Kind, Value, bytes_of};
 pub use suggest::nearest;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -64,7 +65,7 @@ impl Config {
     /// environment variable up (a parameter so that tests need not change the process). `flags` are (key, text) pairs.
     pub fn load(
         named: Option<&Path>,
-        env: &dyn Fn(&str) -> Option<String>,
+        env: &dyn Fn(&str) -> Option<OsString>,
         flags: &[(&str, String)],
     ) -> Result<Config> {
         let mut config = Config { file: None, aliases: Vec::new(), values: defaults() };
@@ -80,6 +81,10 @@ impl Config {
             if let Some((name, text)) = key.env.and_then(|name| Some((name, env(name)?)))
                 && !text.is_empty()
             {
+                // Passed over, it would be another model or socket than the one that was meant.
+                let text = text.into_string();
+                let text =
+                    text.map_err(|found| Error::bad(name, "environment", "UTF-8", format!("{found:?}")))?;
                 let value = key.kind.from_text(&text);
                 config.values[i] = (value.map_err(|e| e.of(name, "environment"))?, Origin::Environment);
             }
@@ -239,7 +244,7 @@ fn index(name: &str) -> Option<usize> {
     KEYS.iter().position(|k| k.name == name)
 }
 
-fn default_file(env: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+fn default_file(env: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let base = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
     Some(base.join("tegu").join("config.toml"))
@@ -278,7 +283,7 @@ mod tests {
         let file = dir.path().join("c.toml");
         std::fs::write(&file, text).unwrap();
         let env: Vec<(String, String)> = env.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
-        let look = move |n: &str| env.iter().find(|(k, _)| k == n).map(|(_, v)| v.clone());
+        let look = move |n: &str| env.iter().find(|(k, _)| k == n).map(|(_, v)| v.into());
         Config::load(Some(&file), &look, flags)
     }
 
@@ -380,13 +385,32 @@ mod tests {
         assert!(e.to_string().starts_with("TEGU_THREADS: environment: expected"), "{e}");
     }
 
+    /// Every variable that a key has; a folder of settings may have any name.
+    #[test]
+    fn variables_that_are_no_text_are_named() {
+        use std::os::unix::ffi::OsStringExt;
+        let bytes = || OsString::from_vec(vec![b'm', 0xff]);
+        let named: Vec<&str> = KEYS.iter().filter_map(|k| k.env).collect();
+        assert!(named.contains(&"TEGU_MODEL") && named.contains(&"TEGU_SOCKET"), "{named:?}");
+        for name in named {
+            let said = Config::load(None, &|n| (n == name).then(bytes), &[]).unwrap_err().to_string();
+            assert_eq!(said, format!("{name}: environment: expected UTF-8, found \"m\\xFF\""));
+        }
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join(bytes());
+        std::fs::create_dir_all(folder.join("tegu")).unwrap();
+        std::fs::write(folder.join("tegu/config.toml"), "threads = 7").unwrap();
+        let place = |n: &str| (n == "XDG_CONFIG_HOME").then(|| folder.clone().into_os_string());
+        assert_eq!(Config::load(None, &place, &[]).unwrap().count("threads"), 7);
+    }
+
     #[test]
     fn a_named_file_must_exist_and_be_a_file() {
         let none = |_: &str| None;
         assert!(Config::load(Some(Path::new("no/such.toml")), &none, &[]).is_err());
         let dir = tempfile::tempdir().unwrap();
         assert!(Config::load(Some(dir.path()), &none, &[]).is_err());
-        let home = dir.path().to_str().unwrap().to_owned();
+        let home = dir.path().as_os_str().to_owned();
         let c = Config::load(None, &move |n| (n == "HOME").then(|| home.clone()), &[]).unwrap();
         assert_eq!(c.file, None);
     }

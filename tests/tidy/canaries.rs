@@ -51,6 +51,12 @@ fn a_stray_dependency_is_caught() {
 }
 
 #[test]
+fn what_the_changelog_says_twice_is_caught() {
+    caught(rules::changelog, "CHANGELOG.md", "- A line of some length.\n\n- A line of some length.\n");
+    passed(rules::changelog, "CHANGELOG.md", "### Added\n\n- One thing and another.\n\n### Added\n");
+}
+
+#[test]
 fn what_grows_too_large_is_caught() {
     caught(rules::sizes, "src/a.rs", &"// line\n".repeat(701));
     caught(rules::sizes, "src/a.rs", &format!("fn f() {{\n{}}}", "g();\n".repeat(70)));

@@ -118,6 +118,11 @@ fn only_the_named_entries_at_the_top() {
 }
 
 #[test]
+fn the_changelog_says_each_thing_once() {
+    assert_clean(rules::changelog);
+}
+
+#[test]
 fn the_repository_stays_light() {
     assert_clean(rules::weight);
 }

@@ -76,6 +76,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("sd_notify", &["serve"]),
     ("serde", ALL),
     ("serde_json", ALL),
+    ("signal_hook", &["app"]),
     ("thiserror", ALL),
     ("tokenizers", &["text"]),
     ("tokio", &["serve"]),
@@ -111,6 +112,19 @@ const REPOSITORY_BYTES_MAX: usize = 45_000_000;
 fn room(path: &str) -> &str {
     let rest = path.strip_prefix("src/").unwrap_or(path);
     rest.split('/').next().map_or(rest, |r| r.strip_suffix(".rs").unwrap_or(r))
+}
+
+/// No line of the changelog is there twice, as a merge leaves it.
+pub fn changelog(tree: &Tree) -> Vec<String> {
+    let text = tree.text(&["CHANGELOG.md"]).map(|(_, text)| text).collect::<String>();
+    let said = |line: &&str| line.len() > 20;
+    let twice = |(i, line): &(usize, &str)| text.lines().take(*i).any(|l| l == *line);
+    text.lines()
+        .enumerate()
+        .filter(|(_, l)| said(l))
+        .filter(twice)
+        .map(|(i, l)| format!("CHANGELOG.md:{}: {l}", i + 1))
+        .collect()
 }
 
 /// Imports go one way.

@@ -80,6 +80,7 @@ impl Item {
 
 /// Looks at everything.
 pub fn run(args: &DoctorArgs, common: &Common) -> Result<()> {
+    common.only_if_named()?;
     let site = args.place.open()?;
     let mut items = board::items(&site);
     if site.is_here {

@@ -17,21 +17,24 @@ use crate::units::Result;
 pub struct Dry {
     /// Temperature of the air, in °C
     #[arg(long, value_name = "C", default_value_t = 25.0, value_parser = ambient)]
+    #[arg(requires = "board", conflicts_with = "root")]
     ambient: f64,
     /// Thermal resistance from sink to air, in °C/W [default: the board's]
-    #[arg(long, value_name = "R", value_parser = sink)]
+    #[arg(long, value_name = "R", value_parser = sink, requires = "board", conflicts_with = "root")]
     sink: Option<f64>,
     /// Power mode that nvpmodel has set [default: the highest]
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", requires = "board", conflicts_with = "root")]
     mode: Option<String>,
-    /// What it has to do
-    #[arg(long, value_name = "WORK", default_value = "chat", value_parser = ["chat", "long", "batch", "busy", "single", "idle"])]
-    work: String,
+    /// What it has to do [default: chat]
+    #[arg(long, value_name = "WORK", value_parser = ["chat", "long", "batch", "busy", "single", "idle"])]
+    #[arg(requires = "board", conflicts_with = "root")]
+    work: Option<String>,
     /// The model that it runs
     #[arg(long, value_name = "NAME", default_value = MODELS[0].name, value_parser = model)]
+    #[arg(requires = "board", conflicts_with = "root")]
     sim_model: &'static Model,
     /// Seed of the sensors' noise
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "board", conflicts_with = "root")]
     seed: u64,
 }
 
@@ -74,7 +77,7 @@ impl Dry {
 
     /// The requests that come within so many seconds.
     pub fn jobs(&self, seconds: u64) -> Vec<Job> {
-        match self.work.as_str() {
+        match self.work() {
             "chat" => traces::chat(seconds),
             "long" => traces::long_prompts(seconds),
             "batch" => traces::background((seconds / 15).clamp(16, 4096) as usize),
@@ -84,9 +87,14 @@ impl Dry {
         }
     }
 
+    /// Whether the work was chosen, for what runs work of its own.
+    pub fn has_work(&self) -> bool {
+        self.work.is_some()
+    }
+
     /// The work, in words.
     pub fn work(&self) -> &str {
-        &self.work
+        self.work.as_deref().unwrap_or("chat")
     }
 }
 

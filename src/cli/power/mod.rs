@@ -11,9 +11,9 @@ mod steer;
 mod tune;
 
 use clap::{Args, Subcommand};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::args::Common;
+use super::args::{Common, useless};
 use crate::app::power::Site;
 use crate::power::wire::SOCKET;
 use crate::units::Result;
@@ -83,6 +83,16 @@ pub struct Where {
     board: Option<String>,
 }
 
+impl Asked {
+    /// Refuses a helper that nobody would ask: no process moves a simulated board's clocks for this one.
+    fn check(&self, place: &Where) -> Result<()> {
+        match &place.board {
+            Some(name) if self.socket != Path::new(SOCKET) => Err(useless("--helper", "a real board", name)),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Where {
     /// The board.
     pub fn open(&self) -> Result<Site> {
@@ -95,6 +105,8 @@ impl Where {
 
 /// Runs the command.
 pub fn run(args: &PowerArgs, common: &Common) -> Result<()> {
+    // Not more: a mistake in someone's own settings must keep no clocks from going back.
+    common.only_if_named()?;
     match &args.verb {
         Verb::Status(args) => status::run(args),
         Verb::Mode(args) => modes::mode(args),

@@ -19,10 +19,10 @@ pub struct ProfilesArgs {
     #[arg(value_name = "NAME")]
     name: Option<String>,
     /// The profiles of this kind of board [default: the board that this is]
-    #[arg(long, value_name = "KIND")]
+    #[arg(long, value_name = "KIND", conflicts_with_all = ["root", "board"])]
     of: Option<String>,
     /// Only say whether a file is a good profile
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "of"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "of", "root", "board"])]
     check: Option<PathBuf>,
     #[command(flatten)]
     shown: Shown,

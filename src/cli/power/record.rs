@@ -28,7 +28,7 @@ pub struct RecordArgs {
     #[arg(long, value_name = "MS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     every: u64,
     /// Profile by which a simulated board is steered [default: none, the stock mode]
-    #[arg(long, value_name = "NAME", requires = "board")]
+    #[arg(long, value_name = "NAME", requires = "board", conflicts_with = "root")]
     profile: Option<String>,
     #[command(flatten)]
     place: Where,

@@ -58,6 +58,7 @@ const BUSY_PERMILLE: u16 = 200;
 
 /// Applies a profile.
 pub fn apply(args: &ApplyArgs) -> Result<()> {
+    args.asked.check(&args.place)?;
     match &args.place.board {
         Some(name) => dry_run(args, name),
         None => hold(args),

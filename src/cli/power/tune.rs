@@ -9,7 +9,7 @@ use serde_json::json;
 use super::dry::Dry;
 use super::live::Live;
 use super::{Asked, Shown, Where};
-use crate::cli::args::{Common, Load};
+use crate::cli::args::{Common, Load, useless};
 use crate::cli::out::{self, Out};
 use crate::observe::{Progress, Unit};
 use crate::power::nodes::text;
@@ -58,6 +58,21 @@ Examples:
   tegu power tune --board sim:orin-nano-super --goal efficiency --peak 12
   tegu power tune --board sim:agx-orin-64 --batch 1,4,8 --json";
 
+impl TuneArgs {
+    /// Refuses what a simulated board has no use for: it runs a model of its own, one setting after the other.
+    fn check(&self) -> Result<()> {
+        self.asked.check(&self.place)?;
+        let Some(board) = &self.place.board else { return Ok(()) };
+        match self.load.given() {
+            Some(flag) => Err(useless(flag, "a real board, or --sim-model", board)),
+            None if self.dry.has_work() => {
+                Err(useless("--work", "none: each run decodes, at the batches of --batch", self.dry.work()))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// Batches above this are no board's.
 const BATCH_MAX: usize = 64;
 
@@ -70,6 +85,7 @@ pub fn run(args: &TuneArgs, common: &Common) -> Result<()> {
         let expected = format!("batches from 1 to {BATCH_MAX}");
         return Err(Error::bad("command line", "--batch", expected, format!("{:?}", args.batch)));
     }
+    args.check()?;
     let site = args.place.open()?;
     let base = Profile::find("balanced", board_key(&site.board))?;
     let (space, tuning) = match &args.place.board {
@@ -98,7 +114,7 @@ pub fn run(args: &TuneArgs, common: &Common) -> Result<()> {
             let mut gpu_hz: Vec<u64> = table.filter(|&hz| hz <= ceiling).collect();
             gpu_hz.sort_unstable();
             let space = Space { gpu_hz, emc_hz: EMC_HZ.to_vec(), batch };
-            let config = common.config(args.load.overrides())?;
+            let config = common.config(args.load.overrides()?)?;
             let mut live = Live::open(&args.load, &config, sensors, &args.asked.socket, &space)?;
             let tuning = search(args, &space, &mut |s| live.measure(s))?;
             live.close()?;

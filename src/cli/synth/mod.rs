@@ -124,6 +124,10 @@ fn scaled(args: &Args) -> Result<JsonValue> {
         return Err(bad("--router-skew", "a number from 0 to 8", args.router_skew));
     }
     let mut config = shapes::config(&args.shape).expect("clap lets only known shapes through");
+    // A shape with experts says how wide they are, and only those have a router.
+    if args.router_skew != 0.0 && config["moe_intermediate_size"].is_null() {
+        return Err(Error::bad("command line", "--router-skew", "a shape with routed experts", &args.shape));
+    }
     let layers = config["num_hidden_layers"].as_u64().expect("every shape has layers") as f32;
     config["num_hidden_layers"] = json!(((layers * args.scale).round() as u64).max(2));
     Ok(config)

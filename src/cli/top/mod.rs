@@ -61,13 +61,13 @@ pub struct TopArgs {
     #[command(flatten)]
     remote: Remote,
     /// Look at a board without the daemon: auto for this machine, or sim:orin-nano-super and its like
-    #[arg(long, value_name = "BOARD", conflicts_with = "at")]
+    #[arg(long, value_name = "BOARD", conflicts_with_all = ["at", "token_file"])]
     board: Option<String>,
     /// Look at a folder that stands for a board's /
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["at", "board"])]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["at", "token_file", "board"])]
     root: Option<PathBuf>,
     /// Print one picture and end
-    #[arg(long)]
+    #[arg(long, conflicts_with = "every")]
     once: bool,
     /// Size of that picture: COLUMNSxROWS [default: the terminal's, else 80x24]
     #[arg(long, value_name = "SIZE", requires = "once")]
@@ -147,8 +147,9 @@ pub fn run(args: &TopArgs, common: &Common) -> Result<()> {
     if !(0.1..=3600.0).contains(&args.every) {
         return Err(Error::bad("--every", "flag", "seconds from 0.1 to 3600", args.every));
     }
+    common.only_if_named()?;
     let size = args.size.as_deref().map(size).transpose()?;
-    let mut look = Look::of(&|name| std::env::var(name).ok());
+    let mut look = Look::of(&|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()));
     look.ascii |= args.ascii;
     look.color &= !args.no_color;
     let mut source = Source::open(args, common)?;
