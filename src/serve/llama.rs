@@ -123,6 +123,30 @@ pub async fn props(server: Arc<Server>) -> Answered<Response<Body>> {
     Ok(json_response(StatusCode::OK, &object))
 }
 
+/// `/slots`: as many as sequences are generated at a time, with the open requests in them. Nothing is loaded for it.
+pub async fn slots(server: Arc<Server>) -> Answered<Response<Body>> {
+    let Some(live) = server.models.peek() else { return Ok(json_response(StatusCode::OK, &json!([]))) };
+    let (slots, context) = (live.handle.budget().max_batch, live.handle.context_tokens());
+    // The engine answers between two steps. Those beyond the slots wait for one.
+    let open = super::blocking(move || Ok(live.handle.requests()?)).await?;
+    let slot = |id: usize| match open.get(id) {
+        None => json!({ "id": id, "n_ctx": context, "is_processing": false }),
+        Some(r) => json!({
+            "id": id, "n_ctx": context, "is_processing": true, "id_task": r.id, "client": r.client,
+            "n_prompt_tokens": r.prompt_tokens, "n_prompt_tokens_processed": r.read_tokens,
+            "next_token": { "n_decoded": r.generated },
+        }),
+    };
+    Ok(json_response(StatusCode::OK, &(0..slots).map(slot).collect()))
+}
+
+/// `/infill` wants a vocabulary with marks for what is before and after a gap.
+pub fn no_infill() -> Fail {
+    let message = "path: /infill is not served: filling a gap takes a model with tokens for it, and those are not read yet; \
+                   /completion goes on from a text";
+    Fail::new(StatusCode::NOT_IMPLEMENTED, message).code("not_supported")
+}
+
 /// `/apply-template`: the prompt that a chat would have.
 pub async fn apply_template(server: Arc<Server>, body: Value) -> Answered<Response<Body>> {
     let f = Fields::of_body(&body)?;

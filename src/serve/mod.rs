@@ -29,6 +29,7 @@ mod options;
 mod power;
 mod probe;
 mod prompts;
+mod responses;
 mod routes;
 mod small;
 mod supervise;

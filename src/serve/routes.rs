@@ -3,7 +3,7 @@
 use super::body::{self, json as json_response};
 use super::fail::Fail;
 use super::fields::Answered;
-use super::{Context, Server, chat, completions, llama, ollama, power, small};
+use super::{Context, Server, chat, completions, llama, ollama, power, responses, small};
 use axum::body::Body;
 use axum::http::{Method, Request, Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -29,9 +29,12 @@ const PATHS: &[(&str, &str)] = &[
     ("GET", "/v1/models"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
     ("POST", "/v1/embeddings"),
     ("POST", "/completion"),
+    ("POST", "/infill"),
     ("GET", "/props"),
+    ("GET", "/slots"),
     ("POST", "/apply-template"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
@@ -67,6 +70,7 @@ pub async fn answer(server: Arc<Server>, peer: Peer, request: Request<Body>) -> 
 fn named(path: &str) -> &str {
     match path {
         "/chat/completions" => "/v1/chat/completions",
+        "/responses" => "/v1/responses",
         "/embeddings" => "/v1/embeddings",
         "/models" => "/v1/models",
         "/v1/health" => "/health",
@@ -123,8 +127,11 @@ async fn dispatch(
         ("GET", p) if p.starts_with("/v1/models/") => small::model(&server, &p["/v1/models/".len()..]),
         ("POST", "/v1/chat/completions") => chat::complete(server, context, read().await?).await,
         ("POST", "/v1/completions") => completions::complete(server, context, read().await?).await,
+        ("POST", "/v1/responses") => responses::create(server, context, read().await?).await,
         ("POST", "/v1/embeddings") => small::embeddings(server, context, read().await?).await,
         ("POST", "/completion") => llama::completion(server, context, read().await?).await,
+        ("POST", "/infill") => Err(llama::no_infill()),
+        ("GET", "/slots") => llama::slots(server).await,
         ("GET", "/props") => llama::props(server).await,
         ("POST", "/apply-template") => llama::apply_template(server, read().await?).await,
         ("POST", "/tokenize") => small::tokenize(server, read().await?).await,

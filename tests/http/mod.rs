@@ -5,6 +5,7 @@ mod bad;
 mod kept;
 mod others;
 mod power;
+mod responses;
 
 use crate::support::data;
 use serde_json::{Value, json};
