@@ -119,10 +119,19 @@ impl Error {
 
 /// Keeps a message on one line and short, whatever bytes a hostile file put into a name.
 pub fn one_line(s: &str) -> String {
-    const SHOWN_MAX: usize = 240;
+    cut(s, 240)
+}
+
+/// The same for the whole of an error's message: its parts are short, but the path that it begins with is as long as a folder's
+/// owner likes, and what was found stands at the end.
+pub fn message_line(s: &str) -> String {
+    cut(s, 1_500)
+}
+
+fn cut(s: &str, shown_max: usize) -> String {
     let mut out = String::new();
     for c in s.chars() {
-        if out.len() >= SHOWN_MAX {
+        if out.len() >= shown_max {
             out.push('…');
             break;
         }

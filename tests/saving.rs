@@ -5,7 +5,7 @@
 //! cannot be synced, so that this write fails once the test reads it.
 
 use crate::sequences::{alone, fresh, open, request};
-use crate::service::{ask, greedy, prompt, read, start};
+use crate::service::{ask, greedy, prompt, read, start, until};
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, openat as open_at};
 use rustix::io::Errno;
@@ -64,6 +64,17 @@ fn later<T: Send + 'static>(handle: &Handle, call: impl FnOnce(Handle) -> T + Se
     receiver
 }
 
+/// The same, once what is asked waits for the disk with `before` others: so that they are in order.
+fn waiting<T: Send + 'static>(
+    handle: &Handle,
+    before: usize,
+    call: impl FnOnce(Handle) -> T + Send + 'static,
+) -> Receiver<T> {
+    let receiver = later(handle, call);
+    until(handle, |m| m.sessions_waiting == before + 1);
+    receiver
+}
+
 fn wait<T>(of: &Receiver<T>) -> T {
     of.recv_timeout(Duration::from_secs(60)).expect("it ends")
 }
@@ -80,27 +91,21 @@ fn others_go_on_while_the_disk_stands_still_and_all_is_answered_in_order() {
     let handle = service.handle();
     let old = handle.save_session("a").unwrap();
     let pipe = Stuck::new(folder.path(), "a");
-    // One after the other, so that "a" is first.
-    let save = |name: &'static str| {
-        let saved = later(&handle, move |h| h.save_session(name));
-        std::thread::sleep(Duration::from_millis(50));
-        saved
-    };
-    let saves: [Receiver<Result<SessionInfo>>; 2] = ["a", "b"].map(save);
+    let save = |before, name: &'static str| waiting(&handle, before, move |h| h.save_session(name));
+    let saves: [Receiver<Result<SessionInfo>>; 2] = [save(0, "a"), save(1, "b")];
     // Whatever is asked about a session that is being written waits for that; the order is kept.
-    std::thread::sleep(Duration::from_millis(50));
-    let restored = later(&handle, |h| h.restore_session("b"));
-    std::thread::sleep(Duration::from_millis(50));
-    let deleted = later(&handle, |h| h.delete_session("b"));
+    let restored = waiting(&handle, 2, |h| h.restore_session("b"));
+    let deleted = waiting(&handle, 3, |h| h.delete_session("b"));
     // The engine answers meanwhile, also about the sessions that are in memory.
-    let began = Instant::now();
-    for seed in 0..4 {
-        turn(&handle, "c", seed, 20);
-        assert_eq!(handle.sessions().unwrap().len(), 3);
-        assert!(handle.session_tokens("a").unwrap().len() > 30);
-    }
-    turn(&handle, "a", 9, 5);
-    assert!(began.elapsed() < Duration::from_secs(60));
+    let meanwhile = later(&handle, |h| {
+        for seed in 0..4 {
+            turn(&h, "c", seed, 20);
+            assert_eq!(h.sessions().unwrap().len(), 3);
+            assert!(h.session_tokens("a").unwrap().len() > 30);
+        }
+        turn(&h, "a", 9, 5);
+    });
+    wait(&meanwhile);
     assert!(saves.iter().all(|s| !early(s)) && !early(&restored) && !early(&deleted));
     // The disk comes back: what it does not take is an error, and the old file is whole.
     pipe.free();
@@ -123,8 +128,7 @@ fn an_end_waits_for_what_is_being_written_and_writes_the_rest() {
     let saved = handle.save_session("b").unwrap();
     let written = std::fs::metadata(folder.path().join("b.session")).unwrap().modified().unwrap();
     let pipe = Stuck::new(folder.path(), "a");
-    let failing = later(&handle, |h| h.save_session("a"));
-    std::thread::sleep(Duration::from_millis(50));
+    let failing = waiting(&handle, 0, |h| h.save_session("a"));
     turn(&handle, "a", 3, 5);
     turn(&handle, "c", 4, 5);
     let ended = later(&handle, move |_| service.stop(Duration::ZERO));

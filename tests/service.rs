@@ -3,7 +3,7 @@
 use crate::support::data;
 use std::time::{Duration, Instant};
 use tegu::app::{self, Options};
-use tegu::engine::service::{Handle, Limits, OnPanic, Reply, Service, Stream, Submit, Work};
+use tegu::engine::service::{Handle, Limits, Metrics, OnPanic, Reply, Service, Stream, Submit, Work};
 use tegu::engine::{Budget, Class, Done, EvalOptions, Stats};
 use tegu::sample::{Constraint, SampleParams, Sampler};
 use tegu::units::{Error, Result};
@@ -12,6 +12,8 @@ pub fn start(name: &str, limits: Limits) -> Service {
     let mut o = Options::new(data().join("oracles").join(name));
     (o.context_tokens, o.sequences, o.threads) = (128, 8, 2);
     let app = app::prepare(o).unwrap().load(&|_| {}).unwrap();
+    // Whoever is short of memory beside these tests takes nothing from what they look for in the cache.
+    let limits = Limits { watch_memory: false, ..limits };
     Service::start(app.engine, limits, OnPanic::Poison).unwrap()
 }
 
@@ -57,13 +59,27 @@ pub fn read(mut stream: Stream) -> Result<Vec<Choice>> {
     Ok(out)
 }
 
-/// Waits until nothing is open.
-pub fn settle(handle: &Handle) {
+/// Waits until the service says so.
+pub fn until(handle: &Handle, is_so: impl Fn(&Metrics) -> bool) {
     let started = Instant::now();
-    while handle.metrics().open > 0 || handle.metrics().decoding > 0 {
+    while !is_so(&handle.metrics()) {
         assert!(started.elapsed() < Duration::from_secs(60), "{:?}", handle.metrics());
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Waits until nothing is open.
+pub fn settle(handle: &Handle) {
+    until(handle, |m| m.open == 0 && m.decoding == 0);
+}
+
+/// No step is done until [`go_on`]: whatever is asked meanwhile finds what was asked before still open.
+fn hold(handle: &Handle) {
+    handle.set_budget(Budget { pause: true, ..Budget::default() });
+}
+
+fn go_on(handle: &Handle) {
+    handle.set_budget(Budget::default());
 }
 
 #[test]
@@ -107,6 +123,7 @@ fn a_full_queue_refuses_at_once_and_a_dropped_stream_makes_room() {
     let service = start("llama", Limits { requests_max: 2, ..Limits::default() });
     let handle = service.handle();
     let long = || handle.submit(ask(&prompt(10, 1), vec![greedy()], 110));
+    hold(&handle);
     let (first, second) = (long().unwrap(), long().unwrap());
     match long().map(|_| ()) {
         Err(Error::Busy { retry, .. }) => assert!(retry >= Duration::from_secs(1)),
@@ -118,6 +135,7 @@ fn a_full_queue_refuses_at_once_and_a_dropped_stream_makes_room() {
     assert!(matches!(read(second), Err(Error::Interrupted)));
     settle(&handle);
     assert_eq!(handle.metrics().cancelled, 2);
+    go_on(&handle);
     assert_eq!(read(long().unwrap()).unwrap()[0].0.len(), 110);
 }
 
@@ -136,7 +154,7 @@ fn a_slow_reader_is_let_go() {
 fn a_deadline_ends_an_answer_and_a_pause_holds_all() {
     let service = start("llama", Limits::default());
     let handle = service.handle();
-    handle.set_budget(Budget { pause: true, ..Budget::default() });
+    hold(&handle);
     let mut late = ask(&prompt(10, 1), vec![greedy()], 100);
     late.deadline = Some(Instant::now() + Duration::from_millis(20));
     let out = read(handle.submit(late).unwrap()).unwrap();
@@ -145,7 +163,7 @@ fn a_deadline_ends_an_answer_and_a_pause_holds_all() {
     let mut held = handle.submit(ask(&prompt(10, 1), vec![greedy()], 3)).unwrap();
     assert!(held.next_within(Duration::from_millis(50)).is_none());
     assert_eq!(handle.requests().unwrap().len(), 1);
-    handle.set_budget(Budget::default());
+    go_on(&handle);
     assert_eq!(read(held).unwrap()[0].0.len(), 3);
     assert_eq!(handle.metrics().deadlines_missed, 1);
 }
@@ -222,9 +240,11 @@ fn a_grammar_holds_its_answer_and_no_other() {
 fn a_bug_fails_what_is_open_and_everything_after() {
     let service = start("llama", Limits::default());
     let handle = service.handle();
+    hold(&handle);
     let other = handle.submit(ask(&prompt(10, 1), vec![greedy()], 110)).unwrap();
     let bad = greedy().constrained(Box::new(Multiples(7, 5, true)));
     let panics = handle.submit(ask(&prompt(10, 2), vec![bad], 9)).unwrap();
+    go_on(&handle);
     for stream in [panics, other] {
         let error = read(stream).unwrap_err();
         assert!(matches!(&error, Error::Stopped(why) if why == "a planted bug"), "{error}");
@@ -244,7 +264,7 @@ fn stopping_waits_for_open_answers_within_reason() {
     let after = handle.submit(ask(&prompt(10, 1), vec![greedy()], 3)).map(|_| ()).unwrap_err();
     assert!(matches!(after, Error::Stopped(_)), "{after}");
     let service = start("llama", Limits::default());
-    service.handle().set_budget(Budget { pause: true, ..Budget::default() });
+    hold(&service.handle());
     let never = service.handle().submit(ask(&prompt(10, 1), vec![greedy()], 20)).unwrap();
     service.stop(Duration::from_millis(10));
     assert!(matches!(read(never), Err(Error::Stopped(_))));

@@ -18,7 +18,7 @@ cache=${TEGU_CROSS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tegu-cross-aarch64}
 target=aarch64-unknown-linux-gnu
 
 # apt drops its rights while it downloads unless told not to, and then cannot write into the cache folder.
-apt() { apt-get -qq -o APT::Sandbox::User=root "$@"; }
+apt() { apt-get -qq -o APT::Sandbox::User=root -o Acquire::Retries=3 "$@"; }
 
 install_linker_and_qemu() {
   command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null &&

@@ -43,7 +43,7 @@ use hands::{DirectHands, HelperHands, NoHands};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use told::ModesBy;
@@ -126,10 +126,17 @@ impl Keeper {
     pub fn start(wanted: &Wanted) -> Result<Keeper> {
         let looker = Looker::open(&wanted.board)?;
         let (hands, modes_by) = hands_for(wanted, &looker)?;
-        Keeper::with(wanted, looker, hands, modes_by)
+        Keeper::with(wanted, looker, hands, modes_by, DECIDE)
     }
 
-    fn with(wanted: &Wanted, mut looker: Looker, hands: Box<dyn Hands>, modes_by: ModesBy) -> Result<Keeper> {
+    /// Something is decided every `patience` at least while a profile steers.
+    fn with(
+        wanted: &Wanted,
+        mut looker: Looker,
+        hands: Box<dyn Hands>,
+        modes_by: ModesBy,
+        patience: Duration,
+    ) -> Result<Keeper> {
         let key = board_key(looker.board());
         let profile = wanted.profile.as_deref().map(|name| Profile::find(name, key)).transpose()?;
         let cores = Cores::new();
@@ -141,6 +148,7 @@ impl Keeper {
             nodes: looker.nodes().clone(),
             hands,
             state: governor::State::default(),
+            patience,
             steers: None,
             asked: None,
             beaten: Instant::now(),
@@ -199,8 +207,11 @@ impl Drop for Keeper {
 /// Who moves clocks, and who switches power modes.
 fn hands_for(wanted: &Wanted, looker: &Looker) -> Result<(Box<dyn Hands>, ModesBy)> {
     if let Some(sim) = looker.sim() {
-        // The real code on the simulated files; its ledger is of no use after the process.
-        let ledger = std::env::temp_dir().join(format!("tegu-sim-{}.json", std::process::id()));
+        // The real code on the simulated files. Its ledger is of no use after it, and no other board's, of which one process
+        // may have several: each ledger has one owner.
+        static BOARDS: AtomicU64 = AtomicU64::new(0);
+        let (process, n) = (std::process::id(), BOARDS.fetch_add(1, Ordering::Relaxed));
+        let ledger = std::env::temp_dir().join(format!("tegu-sim-{process}-{n}.json"));
         drop(std::fs::remove_file(&ledger));
         let hands = DirectHands::new(Actuator::open(sim.clone(), None, &ledger)?);
         let why = "a simulated board, which keeps its mode".to_owned();
@@ -243,6 +254,8 @@ struct Thread {
     nodes: Arc<dyn Nodes>,
     hands: Box<dyn Hands>,
     state: governor::State,
+    /// The longest that nothing is decided while a profile steers.
+    patience: Duration,
     /// The name of the profile that the state belongs to.
     steers: Option<String>,
     asked: Option<Clocks>,
@@ -270,7 +283,7 @@ impl Thread {
         crate::app::power::hurry();
         let mut seen = 0;
         loop {
-            let patience = if self.steers.is_some() { DECIDE } else { SAMPLE_IDLE };
+            let patience = if self.steers.is_some() { self.patience } else { SAMPLE_IDLE };
             seen = self.told.signal.wait(seen, patience);
             if self.told.stop.load(Ordering::SeqCst) {
                 return;

@@ -170,7 +170,7 @@ fn exit(result: Result<()>) -> ExitCode {
         // The reader of our output has what it wanted (`tegu … | head`).
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(e) => {
-            observe::complain(format_args!("tegu: {}", crate::units::one_line(&e.to_string())));
+            observe::complain(format_args!("tegu: {}", crate::units::message_line(&e.to_string())));
             ExitCode::from(e.exit_code())
         }
     }

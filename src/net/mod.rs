@@ -260,7 +260,7 @@ mod tests {
             let _ = stream.read(&mut head).unwrap();
             stream.write_all(said).unwrap();
         });
-        Client::new(Address::parse(&address), None, Duration::from_secs(5))
+        Client::new(Address::parse(&address), None, Duration::from_secs(60))
     }
 
     #[test]

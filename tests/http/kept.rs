@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A turn of the session "talk": the text so far is its prompt.
@@ -44,11 +46,15 @@ fn a_kill_while_a_session_is_written_leaves_a_whole_one() {
     for round in 0..6 {
         // Written again and again by several at once, so that the kill comes in the middle of it.
         let socket = d.socket();
+        // One that is slow to notice must not go on with the next daemon for ever.
+        let killed = Arc::new(AtomicBool::new(false));
         let writers: Vec<_> = (0..2)
             .map(|_| {
-                let socket = socket.clone();
+                let (socket, killed) = (socket.clone(), killed.clone());
                 std::thread::spawn(move || {
-                    while let Ok(mut s) = UnixStream::connect(&socket) {
+                    while !killed.load(Ordering::SeqCst)
+                        && let Ok(mut s) = UnixStream::connect(&socket)
+                    {
                         let sent = s.write_all(&post_bytes("/v1/sessions/talk/save", &json!({})));
                         if sent.is_err() || super::read(s).0 != 200 {
                             return;
@@ -58,6 +64,7 @@ fn a_kill_while_a_session_is_written_leaves_a_whole_one() {
             })
             .collect();
         std::thread::sleep(Duration::from_millis(11 + 7 * round));
+        killed.store(true, Ordering::SeqCst);
         d = d.killed();
         writers.into_iter().for_each(|w| w.join().unwrap());
         let restored = d.good("/v1/sessions/talk/restore", json!({}));

@@ -2,7 +2,7 @@
 
 use super::trees::{EMC, Release, build, get, gpu_folder, put, spec};
 use crate::support::{emulated, program};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -95,23 +95,38 @@ fn cap(mhz: u64) -> Clocks {
 fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
-        assert!(started.elapsed() < Duration::from_secs(20), "{what}");
+        assert!(started.elapsed() < Duration::from_secs(60), "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Holds a cap for longer than its lease, by words. False where this machine kept a word back for as long as the lease: then
+/// nothing can be said.
+fn kept_by_words(rig: &Rig, client: &mut Client) -> bool {
+    const LEASE_MS: u64 = 800;
+    // The helper counts whole milliseconds.
+    let in_time = |said: Instant| said.elapsed() < Duration::from_millis(LEASE_MS - 5);
+    let mut said = Instant::now();
+    let out = client.set(&cap(612), LEASE_MS).unwrap();
+    assert_eq!(out[0].got_hz, Some(612 * MHZ));
+    for _ in 0..8 {
+        std::thread::sleep(Duration::from_millis(LEASE_MS / 5));
+        let now = Instant::now();
+        let (held, cap_mhz) = (client.beat().unwrap(), rig.cap_mhz());
+        if !in_time(said) {
+            return false;
+        }
+        assert_eq!((held, cap_mhz), (true, 612));
+        said = now;
+    }
+    true
 }
 
 #[test]
 fn silence_gives_everything_back() {
     let mut rig = Rig::start(false);
     let mut client = rig.client();
-    let out = client.set(&cap(612), 300).unwrap();
-    assert_eq!((out[0].got_hz, rig.cap_mhz()), (Some(612 * MHZ), 612));
-    // Words keep it.
-    for _ in 0..8 {
-        std::thread::sleep(Duration::from_millis(75));
-        client.beat().unwrap();
-    }
-    assert_eq!(rig.cap_mhz(), 612);
+    soon("words keep it", || kept_by_words(&rig, &mut client));
     soon("no heartbeat", || rig.cap_mhz() == 1_020);
     // A client that is gone needs no lease to run out.
     client.set(&cap(510), 60_000).unwrap();
@@ -178,16 +193,21 @@ fn bad_requests_are_answered_and_change_nothing() {
     let mut answer = String::new();
     BufReader::new(&long).read_line(&mut answer).ok();
     assert!(answer.contains("at most"), "{answer}");
-    // More connections than there is room for.
-    let many: Vec<_> = (0..12).map(|_| UnixStream::connect(rig.dir.path().join("s")).unwrap()).collect();
-    let mut refusals = 0;
-    for stream in &many {
-        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer).ok();
-        refusals += usize::from(answer.contains("too many"));
-    }
-    assert!(refusals >= 4, "{refusals}");
+    // More connections than there is room for: those beyond are told; where they came slowly, ones that sat idle went instead.
+    soon("too many", || {
+        let many: Vec<_> = (0..12).map(|_| UnixStream::connect(rig.dir.path().join("s")).unwrap()).collect();
+        many.iter().for_each(|s| s.set_nonblocking(true).unwrap());
+        let mut answers = vec![Vec::new(); many.len()];
+        let mut out = vec![false; many.len()];
+        soon("those without room are put out", || {
+            for i in 0..many.len() {
+                // Ends with an error while there is nothing to read.
+                out[i] |= (&many[i]).read_to_end(&mut answers[i]).is_ok();
+            }
+            out.iter().filter(|o| **o).count() >= 4
+        });
+        answers.iter().any(|a| String::from_utf8_lossy(a).contains("too many"))
+    });
     assert_eq!(rig.cap_mhz(), 1_020);
     rig.end();
 }
@@ -378,7 +398,12 @@ fn a_killed_helper_is_healed_by_the_next() {
         let before = knobs(dir.path());
         let (mut child, mut client) = spawn(dir.path());
         // Wishes as fast as they are answered; death somewhere among them.
+        let (answered, first) = std::sync::mpsc::channel();
         let killer = std::thread::spawn(move || {
+            // Mostly once there are clocks to put back; a machine may take its time for the first wish.
+            if round % 4 != 0 {
+                let _ = first.recv_timeout(Duration::from_secs(60));
+            }
             std::thread::sleep(Duration::from_micros(1_000 + 6_100 * round));
             child.kill().unwrap();
             child.wait().unwrap();
@@ -394,6 +419,7 @@ fn a_killed_helper_is_healed_by_the_next() {
             if client.set(&want, 60_000).is_err() {
                 break;
             }
+            let _ = answered.send(()); // whoever waited for the first waits for no more
         }
         killer.join().unwrap();
         dirty += usize::from(knobs(dir.path()) != before);
@@ -402,7 +428,7 @@ fn a_killed_helper_is_healed_by_the_next() {
         assert_eq!(knobs(dir.path()), before, "round {round}, rate {rate:?}");
         assert!(!dir.path().join("clocks.json").exists());
     }
-    assert!(dirty >= 6, "{dirty} of 12 deaths left clocks changed: the test killed too early");
+    assert!(dirty >= 9, "{dirty} of 12 deaths left clocks changed: those after the first wish must");
 }
 
 /// A second helper would put back what the first one holds.

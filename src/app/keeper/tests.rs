@@ -8,10 +8,10 @@ use crate::serve::Power;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// What was asked of the hands, and when.
+/// What was asked of the hands.
 #[derive(Default)]
 struct Log {
-    set: Mutex<Vec<(Instant, Clocks)>>,
+    set: Mutex<Vec<Clocks>>,
     beats: AtomicUsize,
     released: AtomicBool,
     breaks: AtomicBool,
@@ -25,7 +25,7 @@ impl Hands for Recording {
     }
     fn set(&mut self, clocks: &Clocks) -> Result<()> {
         assert!(!self.0.breaks.load(Ordering::SeqCst), "a planned panic");
-        self.0.set.lock().unwrap().push((Instant::now(), *clocks));
+        self.0.set.lock().unwrap().push(*clocks);
         Ok(())
     }
     fn beat(&mut self) -> Result<()> {
@@ -51,10 +51,14 @@ fn wanted(profile: &str) -> Wanted {
 }
 
 fn recorded(profile: &str) -> (Keeper, Arc<Log>) {
+    patient(profile, DECIDE)
+}
+
+fn patient(profile: &str, patience: Duration) -> (Keeper, Arc<Log>) {
     let (log, wanted) = (Arc::new(Log::default()), wanted(profile));
     let looker = Looker::open(&wanted.board).unwrap();
     let modes_by = ModesBy::NoOne("a test".into());
-    (Keeper::with(&wanted, looker, Box::new(Recording(log.clone())), modes_by).unwrap(), log)
+    (Keeper::with(&wanted, looker, Box::new(Recording(log.clone())), modes_by, patience).unwrap(), log)
 }
 
 /// Waits for something that is due at once, however slow the machine.
@@ -66,37 +70,34 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Each change of phase is one call of the hands, repeated news are none, and it comes within milliseconds: half of them
-/// within 10 ms even here, where others share the cores.
+/// Each change of phase is one call of the hands, repeated news are none, and nothing but the news wakes the thread: it would
+/// decide by itself an hour later.
 #[test]
-fn a_phase_reaches_the_hands_once_and_soon() {
-    let (keeper, log) = recorded("efficiency");
+fn a_phase_reaches_the_hands_once_and_by_itself() {
+    let (keeper, log) = patient("efficiency", Duration::from_secs(3600));
     let signal = keeper.signal();
     let profile = keeper.told().profile().unwrap();
     let of = |p: Phase| profile.clocks[p.index()];
     assert_ne!(of(Phase::Decode), of(Phase::Idle), "a profile whose phases differ is needed here");
     // The first decision comes with the first tick.
     until("the first wish", || !log.set.lock().unwrap().is_empty());
-    let mut took = Vec::new();
     for i in 0..40 {
         let activity = if i % 2 == 0 { Activity::Decode } else { Activity::Idle };
         let before = log.set.lock().unwrap().len();
-        let began = Instant::now();
         signal.set(activity);
         // A token a millisecond changes nothing.
         signal.set(activity);
         until("a wish", || log.set.lock().unwrap().len() > before);
         signal.set(activity);
         let wishes = log.set.lock().unwrap();
-        let (at, clocks) = wishes[before];
-        assert_eq!(clocks, of(if i % 2 == 0 { Phase::Decode } else { Phase::Idle }));
+        assert_eq!(wishes[before], of(if i % 2 == 0 { Phase::Decode } else { Phase::Idle }));
         assert_eq!(wishes.len(), before + 1, "one call a change");
-        took.push(at.duration_since(began));
     }
-    took.sort();
-    println!("phase to hands: median {:?}, worst {:?}", took[took.len() / 2], took[took.len() - 1]);
-    assert!(took[took.len() / 2] < Duration::from_millis(10), "{took:?}");
-    until("a beat", || log.beats.load(Ordering::SeqCst) > 0);
+    // Who is woken says that it lives, where it has not for a while.
+    until("a beat", || {
+        signal.ring();
+        log.beats.load(Ordering::SeqCst) > 0
+    });
     assert!(!log.released.load(Ordering::SeqCst));
     drop(keeper);
     assert!(log.released.load(Ordering::SeqCst), "clocks go back with the keeper");
@@ -141,7 +142,7 @@ fn sensors_that_hang_keep_no_phase_from_the_clocks() {
     let (log, wanted) = (Arc::new(Log::default()), wanted("efficiency"));
     let looker = Looker::of(site).unwrap();
     let modes_by = ModesBy::NoOne("a test".into());
-    let keeper = Keeper::with(&wanted, looker, Box::new(Recording(log.clone())), modes_by).unwrap();
+    let keeper = Keeper::with(&wanted, looker, Box::new(Recording(log.clone())), modes_by, DECIDE).unwrap();
     nodes.hangs.store(true, Ordering::SeqCst);
     until("a look at the sensors", || nodes.asked.load(Ordering::SeqCst));
     for activity in [Activity::Decode, Activity::Idle, Activity::Prefill] {

@@ -37,6 +37,8 @@ pub struct Metrics {
     pub prefilling: usize,
     /// Sequences that generate.
     pub decoding: usize,
+    /// What waits for the disk: sessions that are being written, and what was asked about those meanwhile.
+    pub sessions_waiting: usize,
     /// KV pages in all.
     pub pages: usize,
     /// KV pages that can be taken now.

@@ -223,6 +223,11 @@ impl Sessions {
         saving.later
     }
 
+    /// Sessions that are being written, and what was asked about them since.
+    pub fn unwritten(&self) -> usize {
+        self.saving.values().map(|s| 1 + s.later.len()).sum()
+    }
+
     /// True while any session is being written.
     pub fn is_saving(&self) -> bool {
         !self.saving.is_empty()

@@ -481,6 +481,7 @@ impl Worker {
     fn publish(&mut self) {
         let m = &mut self.metrics;
         (m.prefilling, m.decoding) = self.engine.sequences();
+        m.sessions_waiting = self.sessions.unwritten();
         let pool = self.engine.pool();
         (m.pages, m.pages_free, m.pages_resident) = (pool.len(), pool.free_pages(), pool.resident_pages());
         (m.blocks_cached, m.blocks_spilled) = self.engine.cached_blocks();
