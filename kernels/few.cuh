@@ -38,7 +38,7 @@ template <int C, int T, int W, int M> struct Few {
   static constexpr int BATCH = W < 4 ? W : 4;
   static_assert(W % BATCH == 0, "no part of a batch is left over");
   // Blocks to an SM, which decide a thread's registers: codecs of more planes need more of them.
-  static constexpr int BLOCKS = HALVES || R.scale == SUPER_U8 || Pair<C>::HIGH > 0 ? 1 : 2;
+  static constexpr int BLOCKS = HALVES || R.scale == SUPER_U8 || R.scale == SUPER_I8 || Pair<C>::HIGH > 0 ? 1 : 2;
 
   f32 acc[T][W][4];
 
