@@ -18,6 +18,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 /// Who switches power modes.
 pub enum ModesBy {
@@ -144,9 +145,12 @@ impl Told {
     fn settle(&self, energy: Option<&mut Energy>) {
         let changes = self.signal.take_changes();
         let Some(energy) = energy else { return };
+        // A simulated board's clock stands still in between: both are read at one time.
+        self.pass();
+        let (now, now_us) = (Instant::now(), self.nodes.now_us());
         for (at, activity) in changes {
-            let ago_us = at.elapsed().as_micros() as u64;
-            energy.phase(super::phase_of(activity), self.nodes.now_us().saturating_sub(ago_us));
+            let ago_us = now.saturating_duration_since(at).as_micros() as u64;
+            energy.phase(super::phase_of(activity), now_us.saturating_sub(ago_us));
         }
     }
 

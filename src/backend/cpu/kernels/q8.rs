@@ -9,8 +9,8 @@
 //! processor's own prefetcher follows.
 //!
 //! Bytes a weight: those of the codec (4.5 bits for Q4_0). Instructions a weight: `instructions.md`, and the heads of
-//! `avx2.rs`, `avx512.rs` and `neon.rs`. With AVX-512 a (tile, group) of 512 weights takes 47 instructions for one row of
-//! Q4_0 and 26 for a row of eight; 12 of them are the dot products, 1 multiplies in f32: with 512-bit units that take one a
+//! `avx2.rs`, `avx512.rs` and `neon.rs`. With AVX-512 a (tile, group) of 512 weights takes 48 instructions for one row of
+//! Q4_0 and 22 for a row of eight; 12 of them are the dot products, 1 multiplies in f32: with 512-bit units that take one a
 //! cycle of all of these, that is the floor of many rows.
 
 use super::Product;
