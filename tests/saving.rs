@@ -70,6 +70,8 @@ fn waiting<T: Send + 'static>(
     before: usize,
     call: impl FnOnce(Handle) -> T + Send + 'static,
 ) -> Receiver<T> {
+    // A call that was answered may be counted still.
+    until(handle, |m| m.sessions_waiting == before);
     let receiver = later(handle, call);
     until(handle, |m| m.sessions_waiting == before + 1);
     receiver
