@@ -49,6 +49,8 @@ pub struct Told {
     /// The thread is to end.
     pub stop: AtomicBool,
     nodes: Arc<dyn Nodes>,
+    /// A moment, and what the board's clock showed.
+    clock: (Instant, u64),
     driven: Option<Driven>,
     board_key: &'static str,
     modes_by: ModesBy,
@@ -78,11 +80,16 @@ impl Told {
     ) -> Told {
         let nodes = looker.nodes().clone();
         let method = looker.method();
-        let energy = method.map(|m| Energy::new(m, Phase::Idle, nodes.now_us()));
+        if let Some(driven) = &driven {
+            driven.pass();
+        }
+        let clock = (Instant::now(), nodes.now_us());
+        let energy = method.map(|m| Energy::new(m, Phase::Idle, clock.1));
         Told {
             signal: Arc::default(),
             stop: false.into(),
             nodes,
+            clock,
             driven,
             board_key: board_key(looker.board()),
             modes_by,
@@ -145,13 +152,16 @@ impl Told {
     fn settle(&self, energy: Option<&mut Energy>) {
         let changes = self.signal.take_changes();
         let Some(energy) = energy else { return };
-        // A simulated board's clock stands still in between: both are read at one time.
-        self.pass();
-        let (now, now_us) = (Instant::now(), self.nodes.now_us());
         for (at, activity) in changes {
-            let ago_us = now.saturating_duration_since(at).as_micros() as u64;
-            energy.phase(super::phase_of(activity), now_us.saturating_sub(ago_us));
+            energy.phase(super::phase_of(activity), self.board_us(at));
         }
+    }
+
+    /// A time by the board's clock. A simulated one goes in leaps, and ahead where a clock is waited for: what it shows at this
+    /// moment would move one phase's beginning against another's.
+    fn board_us(&self, at: Instant) -> u64 {
+        let (base, base_us) = self.clock;
+        base_us + at.saturating_duration_since(base).as_micros() as u64
     }
 
     /// Takes a look at the board; true if its power mode is another than before.
@@ -161,7 +171,8 @@ impl Told {
         // before anyone else tells it of another.
         self.settle(energy.as_mut());
         if let Some(energy) = energy.as_mut() {
-            energy.reading(&new.sample, counter_mj);
+            let at_us = new.sample.at_us.min(self.board_us(Instant::now()));
+            energy.reading(&Sample { at_us, ..new.sample.clone() }, counter_mj);
         }
         drop(energy);
         let mut status = lock(&self.status);
@@ -293,7 +304,7 @@ impl Power for Told {
         self.settle_phases();
         let energy = lock(&self.energy);
         let energy = energy.as_ref()?;
-        let [prefill_mj, decode_mj, _] = energy.so_far_mj(self.nodes.now_us())?;
+        let [prefill_mj, decode_mj, _] = energy.so_far_mj(self.board_us(Instant::now()))?;
         let errors = energy.uncertainty(Phase::Prefill).zip(energy.uncertainty(Phase::Decode));
         Some(Spent { prefill_mj, decode_mj, errors: errors.map(Into::into), method: word(energy.method()) })
     }
