@@ -50,18 +50,21 @@ fn percent(state: &mut State, a: &Value, b: &Value) -> Result<Value, Error> {
 /// The source with its `%` operators replaced.
 pub(super) fn with_percent(source: &str) -> String {
     let (mut out, mut at) = (String::with_capacity(source.len()), 0);
-    while let Some(found) = source[at..].find("{{").into_iter().chain(source[at..].find("{%")).min() {
-        // A comment is no tag, whatever is in it.
-        if let Some(comment) = source[at..at + found].find("{#") {
-            let body = at + comment + 2;
-            let end = source[body..].find("#}").map_or(source.len(), |n| body + n + 2);
+    // Looked for in one pass: a search for each kind of tag would go to the source's end again and again.
+    let opens = |at: usize| {
+        let next = |i: usize| source.as_bytes().get(at + i + 1).filter(|c| b"{%#".contains(c));
+        source[at..].match_indices('{').find_map(|(i, _)| next(i).map(|&c| (at + i, c)))
+    };
+    while let Some((start, mark)) = opens(at) {
+        if mark == b'#' {
+            // A comment is no tag, whatever is in it.
+            let end = source[start + 2..].find("#}").map_or(source.len(), |n| start + 2 + n + 2);
             out.push_str(&source[at..end]);
             at = end;
             continue;
         }
-        let start = at + found;
         out.push_str(&source[at..start]);
-        let is_block = source.as_bytes()[start + 1] == b'%';
+        let is_block = mark == b'%';
         let Some((tokens, end)) = tokens(source, start + 2, is_block) else {
             // Not a whole tag: the compiler says what is wrong with it.
             out.push_str(&source[start..]);
