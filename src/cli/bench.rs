@@ -1,7 +1,7 @@
 //! `tegu bench`: tokens a second of prefill and decode.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::json;
@@ -88,10 +88,14 @@ Examples:
   tegu bench --kernels=Q4_0,Q4_K --threads 2
   tegu bench --kernels=Q4_0 --backend cuda --json --svg roofline.svg
 
-Roof: bytes a second that the threads read from memory and do nothing else, for 0.4 s before and after each repetition of a
-decode test. Of roof: the bytes of weights that the decode steps read (experts as counted), each once, over that. Of union: at a
-batch, those bytes a second over batch 1's. J/token is there where a sensor tells the power, and says what it is of: a module's
-rails, or a GPU's board.";
+Roof: bytes a second that the threads read from memory and do nothing else: in turns with decode steps that take 20 ms or more,
+each for as long as its step, as memory's speed changes from one moment to the next; for 0.4 s before and after a repetition of
+shorter ones, which may work in a cache. Of roof: the bytes of weights that the decode steps read (experts as counted), each once,
+over that. Of union: at a batch, those bytes a second over batch 1's. J/token is there where a sensor tells the power, and says
+what it is of: a module's rails, or a GPU's board.";
+
+/// Decode steps of at least this length take turns with reading the roof; shorter ones may work in a cache that it would empty.
+const TURNS_STEP: Duration = Duration::from_millis(20);
 
 /// Positions beyond the tests' own: the tokens by which sequences of a batch start one after another.
 const SLACK: usize = 2;
@@ -256,8 +260,9 @@ impl Bench<'_> {
         }
         let (mut seconds, mut experts, mut steps) = (Vec::new(), 0, 0);
         let meter = self.roof.filter(|_| case.phase == Phase::Decode);
-        let roof = || meter.map(ReadRoof::rate);
         let (mut roofs, mut roof_before) = (Vec::new(), None);
+        // Whether the roof is read in turns with the steps: what warms up tells.
+        let mut turns = false;
         // The phase that a case is counted as, and what it had taken before this case.
         let phase = match case.phase {
             Phase::Prefill => power::Phase::Prefill,
@@ -267,19 +272,25 @@ impl Bench<'_> {
         for rep in 0..=reps {
             if rep == 1 {
                 before = self.watch.map(|w| w.share(phase));
-                roof_before = roof();
+            }
+            // Beside steps that it takes no turns with: before and after.
+            let beside = meter.filter(|_| rep > 0 && !turns);
+            if roof_before.is_none() {
+                roof_before = beside.map(ReadRoof::rate);
             }
             let took = match case.phase {
                 Phase::Prefill => self.prefill(&mut open[0], rep)?,
                 Phase::Decode => {
-                    let (took, used) = self.decode(&mut open)?;
-                    (experts, steps) = (experts + used, steps + case.tokens);
-                    took
+                    let decoded = self.decode(&mut open, meter.filter(|_| rep > 0 && turns))?;
+                    (experts, steps) = (experts + decoded.experts, steps + case.tokens);
+                    roofs.extend(decoded.roof);
+                    turns |= rep == 0 && decoded.seconds >= TURNS_STEP.as_secs_f64() * case.tokens as f64;
+                    decoded.seconds
                 }
             };
             if rep > 0 {
                 seconds.push(took);
-                let roof_after = roof();
+                let roof_after = beside.map(ReadRoof::rate);
                 roofs.extend(roof_before.zip(roof_after).map(|(a, b)| (a + b) / 2.0));
                 roof_before = roof_after;
             }
@@ -339,8 +350,8 @@ impl Bench<'_> {
         Ok(took)
     }
 
-    /// Seconds for `tokens` steps with a row of every sequence in each, and the experts that these steps fetched.
-    fn decode(&mut self, open: &mut [SeqId]) -> Result<(f64, u64)> {
+    /// `tokens` steps with a row of every sequence in each, in turns with reading `roof` if there is one.
+    fn decode(&mut self, open: &mut [SeqId], roof: Option<&ReadRoof>) -> Result<Decoded> {
         let case = self.case;
         for (b, seq) in open.iter_mut().enumerate() {
             let prompt = text(b, case.depth.max(1), self.vocab());
@@ -358,16 +369,38 @@ impl Bench<'_> {
             }
         }
         let fetched = self.app.engine.counters().experts_fetched;
+        let (mut steps, mut read) = (Duration::ZERO, (0, Duration::ZERO));
         self.begin(power::Phase::Decode);
-        let clock = Instant::now();
         for _ in 0..case.tokens {
+            let clock = Instant::now();
             let events = self.step()?;
+            let took = clock.elapsed();
             assert_eq!(events.len(), case.batch, "a token of every sequence in each step");
+            steps += took;
+            if let Some(roof) = roof {
+                self.begin(power::Phase::Idle);
+                let (bytes, time) = roof.turn(took);
+                read = (read.0 + bytes, read.1 + time);
+                self.begin(power::Phase::Decode);
+            }
         }
-        let took = clock.elapsed().as_secs_f64();
         self.begin(power::Phase::Idle);
-        Ok((took, self.app.engine.counters().experts_fetched - fetched))
+        Ok(Decoded {
+            seconds: steps.as_secs_f64(),
+            experts: self.app.engine.counters().experts_fetched - fetched,
+            roof: roof.map(|_| read.0 as f64 / read.1.as_secs_f64()),
+        })
     }
+}
+
+/// What a repetition of a decode test gave.
+struct Decoded {
+    /// In the steps alone.
+    seconds: f64,
+    /// Experts that the steps fetched.
+    experts: u64,
+    /// Bytes a second of the reading between them.
+    roof: Option<f64>,
 }
 
 /// `len` token ids, the same for the same `salt`, spread over the vocabulary as text is not: experts get even work.

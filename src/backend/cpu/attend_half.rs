@@ -1,7 +1,7 @@
 //! The attention half of a layer: projections, rope and append, attention, output projection.
 
 use super::attend_units::{Kind, MATERIALIZED_ROWS, PARTS_LEN, PREFILL_QUERIES, Unit, unit_len};
-use super::ops::{Out, Q8Rows, Rows};
+use super::ops::{Out, Q8Out, Q8Rows, Rows};
 use super::scratch::Shared;
 use super::step::{Acts, Ctx, Lines, Product};
 use crate::backend::StepPlan;
@@ -37,7 +37,6 @@ pub struct AttnScratch {
     pub(super) workers: Shared,
     pub(super) worker_len: usize,
     pub(super) parts: Shared,
-    identity: Vec<u32>,
     pub(super) units: Vec<Unit>,
     /// `(first unit, query)` of what is merged.
     pub(super) merges: Vec<(usize, usize)>,
@@ -87,7 +86,6 @@ impl AttnScratch {
             workers: Shared::zeroed(workers * worker_len),
             worker_len,
             parts: Shared::zeroed(PARTS_LEN),
-            identity: (0..(rows * heads) as u32).collect(),
             units: Vec::new(),
             merges: Vec::new(),
             pages_read: AtomicU64::new(0),
@@ -223,9 +221,7 @@ impl AttnScratch {
                 ctx.products(&[Product { w: &m.q_b.w, rows: all, out: Out::new(self.q.all_mut(), qw) }], low);
             }
         }
-        let this = &*self;
-        ctx.each_row(rows, &|row| this.append_mla(ctx, l, m, plan, lines, row));
-        self.absorb(ctx, m, lines.absorbed);
+        self.append_and_absorb(ctx, l, m, plan, lines);
         self.attend(ctx, l, layer, plan, lines, Kind::Mla(m));
         self.values_up(ctx, m, lines.absorbed);
         self.project(ctx, &m.o, rows, m.n_heads * m.v_dim, residual);
@@ -239,56 +235,74 @@ impl AttnScratch {
         }
     }
 
-    /// Bias, norm and rope of one row; appends the latent and the rope key; queries of absorbed rows go to head-major
-    /// order for the absorbed product.
-    fn append_mla(&self, ctx: Ctx, l: usize, m: &Mla, plan: &StepPlan, lines: &Lines, row: usize) {
-        let (head, lora) = (m.nope_dim + m.rope_dim, m.kv_lora_rank);
-        let (qw, kw) = (m.n_heads * head, lora + m.rope_dim);
-        // SAFETY: each row is one call's.
-        let q = unsafe { self.q.part_mut(row * qw..(row + 1) * qw) };
-        // SAFETY: as above.
-        let kv = unsafe { self.k.part_mut(row * kw..(row + 1) * kw) };
-        for (x, linear) in [(&mut *q, &m.q_b), (&mut *kv, &m.kv_a)] {
-            if let Some(b) = &linear.bias {
-                ctx.ops.add(b, x);
+    /// Appends every row's latent, and takes queries to where attention wants them. One job, whose units are the heads of
+    /// the absorbed rows, and rows: a head is so small that who makes its queries multiplies them, with no barrier between.
+    fn append_and_absorb(&mut self, ctx: Ctx, l: usize, m: &Mla, plan: &StepPlan, lines: &Lines) {
+        let (rows, n) = (lines.len(), lines.absorbed);
+        let heads = if n > 0 { m.n_heads } else { 0 };
+        let mut q8 = std::mem::take(&mut self.q8);
+        let to = m.k_absorb[..heads].iter().any(|w| ctx.wants_q8(w)).then(|| q8.shape(heads * n, m.nope_dim));
+        // SAFETY: a product writes its head's columns of the absorbed rows; `absorb` writes those beside them.
+        let out = unsafe { self.q_latent.out() }.with_stride(m.n_heads * (m.kv_lora_rank + m.rope_dim));
+        let this = &*self;
+        ctx.team.chunks(heads + rows, 1, &|range, _| {
+            for unit in range {
+                let Some(row) = unit.checked_sub(heads) else {
+                    this.absorb(ctx, m, n, unit, to, out);
+                    continue;
+                };
+                this.append_latent(ctx, l, m, plan, lines, row);
+                if row >= n {
+                    (0..m.n_heads).for_each(|h| _ = this.query(ctx, m, row, h));
+                }
             }
+        });
+        self.q8 = q8;
+    }
+
+    /// Bias, norm and rope of one row's latent and rope key, which go to the row's page.
+    fn append_latent(&self, ctx: Ctx, l: usize, m: &Mla, plan: &StepPlan, lines: &Lines, row: usize) {
+        let (lora, kw) = (m.kv_lora_rank, m.kv_lora_rank + m.rope_dim);
+        // SAFETY: each row is one call's.
+        let kv = unsafe { self.k.part_mut(row * kw..(row + 1) * kw) };
+        if let Some(b) = &m.kv_a.bias {
+            ctx.ops.add(b, kv);
         }
         ctx.ops.rms_norm_in_place(&mut kv[..lora], &m.kv_norm, ctx.model.hyper.norm_eps);
         self.turn(ctx, row, &mut kv[lora..]);
-        q.chunks_mut(head).for_each(|h| self.turn(ctx, row, &mut h[m.nope_dim..]));
         let line = lines.lines[row];
         let (index, slot) = ctx.cache.placement(l).locate(line.position);
         // SAFETY: a position is one row's, and attention starts after the barrier.
         unsafe { ctx.cache.write(l, plan.runs[line.run].pages[index], 0, slot, false, kv) };
-        let n = lines.absorbed;
-        if row < n {
-            for (h, q) in q.chunks(head).enumerate() {
-                let at = (h * n + row) * m.nope_dim;
-                // SAFETY: this row's part of each head.
-                unsafe { self.q_nope.part_mut(at..at + m.nope_dim) }.copy_from_slice(&q[..m.nope_dim]);
-                let at = (row * m.n_heads + h) * kw + lora;
-                // SAFETY: as above.
-                unsafe { self.q_latent.part_mut(at..at + m.rope_dim) }.copy_from_slice(&q[m.nope_dim..]);
-            }
-        }
     }
 
-    /// Queries of the absorbed rows into latent space: `q_latent[row][head][..lora] = W_UK q_nope`.
-    fn absorb(&mut self, ctx: Ctx, m: &Mla, n: usize) {
-        if n == 0 {
-            return;
+    /// Bias and rope of the query of one (row, head), which is one unit's.
+    fn query(&self, ctx: Ctx, m: &Mla, row: usize, h: usize) -> &[f32] {
+        let head = m.nope_dim + m.rope_dim;
+        let at = (row * m.n_heads + h) * head;
+        // SAFETY: by the contract.
+        let q = unsafe { self.q.part_mut(at..at + head) };
+        if let Some(b) = &m.q_b.bias {
+            ctx.ops.add(&b[h * head..(h + 1) * head], q);
         }
-        let kw = m.kv_lora_rank + m.rope_dim;
-        let x = self.q_nope.part(0..m.n_heads * n * m.nope_dim);
-        ctx.quantize(m.n_heads * n, m.nope_dim, x, &mut self.q8, m.k_absorb.iter());
-        let out = Out::new(self.q_latent.all_mut(), m.n_heads * kw);
-        let x = Acts { f32: self.q_nope.part(0..m.n_heads * n * m.nope_dim), q8: &self.q8 };
-        let product = |h: usize| Product {
-            w: &m.k_absorb[h],
-            rows: Rows::Pick(&self.identity[h * n..(h + 1) * n]),
-            out: out.columns_from(h * kw),
-        };
-        ctx.products_of(m.n_heads, &product, x);
+        self.turn(ctx, row, &mut q[m.nope_dim..]);
+        q
+    }
+
+    /// Queries of the `n` absorbed rows' head `h` into latent space: `q_latent[row][h][..lora] = W_UK q_nope`, and beside it
+    /// the part that rope turned.
+    fn absorb(&self, ctx: Ctx, m: &Mla, n: usize, h: usize, to: Option<Q8Out>, out: Out) {
+        let (nope, kw) = (m.nope_dim, m.kv_lora_rank + m.rope_dim);
+        // SAFETY: each head is one call's, here and below.
+        let own = unsafe { self.q_nope.part_mut(h * n * nope..(h + 1) * n * nope) };
+        for (row, own) in own.chunks_exact_mut(nope).enumerate() {
+            let (q_nope, q_rope) = self.query(ctx, m, row, h).split_at(nope);
+            own.copy_from_slice(q_nope);
+            let at = (row * m.n_heads + h) * kw + m.kv_lora_rank;
+            // SAFETY: see above.
+            unsafe { self.q_latent.part_mut(at..at + m.rope_dim) }.copy_from_slice(q_rope);
+        }
+        ctx.product_of_own(&m.k_absorb[h], own, n, to, h * n, out.columns_from(h * kw));
     }
 
     /// Weighted latents of the absorbed rows to values: `attn[row][head] = W_UV o_latent`.
@@ -296,16 +310,16 @@ impl AttnScratch {
         if n == 0 {
             return;
         }
-        let x = self.o_latent.part(0..m.n_heads * n * m.kv_lora_rank);
-        ctx.quantize(m.n_heads * n, m.kv_lora_rank, x, &mut self.q8, m.v_up.iter());
+        let wants = m.v_up.iter().any(|w| ctx.wants_q8(w));
+        let to = wants.then(|| self.q8.shape(m.n_heads * n, m.kv_lora_rank));
         let out = Out::new(self.attn.all_mut(), m.n_heads * m.v_dim);
-        let x = Acts { f32: x, q8: &self.q8 };
-        let product = |h: usize| Product {
-            w: &m.v_up[h],
-            rows: Rows::Pick(&self.identity[h * n..(h + 1) * n]),
-            out: out.columns_from(h * m.v_dim),
-        };
-        ctx.products_of(m.n_heads, &product, x);
+        let (latent, width) = (&self.o_latent, n * m.kv_lora_rank);
+        ctx.team.chunks(m.n_heads, 1, &|range, _| {
+            for h in range {
+                let x = latent.part(h * width..(h + 1) * width);
+                ctx.product_of_own(&m.v_up[h], x, n, to, h * n, out.columns_from(h * m.v_dim));
+            }
+        });
     }
 
     /// Output projection of `attn (rows, width)`; adds to the residual stream.

@@ -234,7 +234,20 @@ impl Ops {
         on!(self.isa, matmul_q8(&p));
     }
 
-    /// The same with f32 activations `x (n, cols)` and a `w` of any codec.
+    /// Quantizes `x (n, cols)` into rows `rows` of `to`, and multiplies them by all of `w`: row i of `x` gives row i of `out`.
+    /// Concurrent calls must have disjoint rows, and on one `out` disjoint elements.
+    pub fn quantize_and_multiply(&self, w: &Matrix, x: &[f32], rows: Range<usize>, to: Q8Out<'_>, out: Out<'_>) {
+        let (n, per_row) = (rows.len(), to.per_row);
+        assert!(!w.codec.is_dense() && w.cols == per_row * GROUP && out.holds(n, w.rows));
+        assert!(rows.end <= to.rows && x.len() == n * w.cols);
+        // SAFETY: the rows are inside `to` and no one else's, by the contract.
+        let own = unsafe { std::slice::from_raw_parts_mut(to.ptr.add(rows.start * per_row), n * per_row) };
+        on!(self.isa, quantize(x, own));
+        let p = Product { w, tiles: 0..w.tiles(), x: &*own, per_row, rows: Rows::All(n), out };
+        on!(self.isa, matmul_q8(&p));
+    }
+
+    /// [`Ops::matmul_q8`] with f32 activations `x (n, cols)` and a `w` of any codec.
     /// Concurrent calls on one `out` must have disjoint tiles.
     pub fn matmul_f32(&self, w: &Matrix, tiles: Range<usize>, x: &[f32], rows: Rows<'_>, out: Out<'_>) {
         assert!(tiles.end <= w.tiles());

@@ -4,7 +4,7 @@
 //! absorbed ones are a contiguous block. Nothing here depends on that order but where a row lies.
 
 use super::cache::Cache;
-use super::ops::{Ops, Out, Q8Rows, Rows};
+use super::ops::{Ops, Out, Q8Out, Q8Rows, Rows};
 use super::scratch::Shared;
 use super::team::Team;
 use crate::backend::{Input, MlaOrder, StepPlan, Want};
@@ -118,6 +118,17 @@ impl Ctx<'_> {
             self.ops.matmul_q8(w, tiles, x.q8, rows, out);
         } else {
             self.ops.matmul_f32(w, tiles, x.f32, rows, out);
+        }
+    }
+
+    /// A whole matrix and `n` rows `x` of the caller's own, quantized for it to rows `first..first + n` of `to`, which is there
+    /// if the matrix wants it.
+    pub fn product_of_own(&self, w: &Matrix, x: &[f32], n: usize, to: Option<Q8Out>, first: usize, out: Out) {
+        if self.wants_q8(w) {
+            let to = to.expect("rows to quantize to");
+            self.ops.quantize_and_multiply(w, x, first..first + n, to, out);
+        } else {
+            self.ops.matmul_f32(w, 0..w.tiles(), x, Rows::All(n), out);
         }
     }
 

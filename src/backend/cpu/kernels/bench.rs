@@ -98,12 +98,26 @@ impl ReadRoof {
     /// Over a while, as a decode test runs: a guest's memory may be faster for the first tenth of a second and slower after
     /// it, and the best of some short runs is then a roof that nothing reaches.
     fn sustained(&self, team: &Team) -> f64 {
-        let (began, mut runs) = (Instant::now(), 0);
-        while runs == 0 || began.elapsed() < SUSTAINED {
+        let (bytes, took) = self.read_for(team, SUSTAINED);
+        bytes as f64 / took.as_secs_f64()
+    }
+
+    /// Reads with all threads for about as long as `time`, in turns with what it is held against: bytes, and what they took.
+    pub fn turn(&self, time: Duration) -> (u64, Duration) {
+        self.read_for(&self.team, time)
+    }
+
+    /// The whole working set, again and again for at least `time`.
+    fn read_for(&self, team: &Team, time: Duration) -> (u64, Duration) {
+        let (began, mut bytes) = (Instant::now(), 0);
+        loop {
             read(team, self.segment.bytes());
-            runs += 1;
+            bytes += self.bytes() as u64;
+            let took = began.elapsed();
+            if took >= time {
+                return (bytes, took);
+            }
         }
-        (runs * self.segment.bytes().len()) as f64 / began.elapsed().as_secs_f64()
     }
 
     /// Bytes of the working set.

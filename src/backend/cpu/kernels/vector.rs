@@ -256,17 +256,19 @@ unsafe fn norm_to<S: Simd>(x: *const f32, weight: &[f32], eps: f32, out: *mut f3
     let (w, len) = (weight.as_ptr(), weight.len());
     // SAFETY: the steps stay inside the three.
     unsafe {
+        // Loops, and not `steps`: its closures are not inlined here, and run without the instruction set's features.
         let mut sums = [S::splat(0.0); 4];
-        steps::<S>(len, |i, n| {
-            let v = load::<S>(x.add(i), n);
+        for i in (0..len).step_by(S::W) {
+            let v = load::<S>(x.add(i), S::W.min(len - i));
             let sum = &mut sums[i / S::W % S::SUBS];
             *sum = S::fma(v, v, *sum);
-        });
+        }
         let inverse = S::splat(1.0 / (S::sum16(&sums) / len as f32 + eps).sqrt());
-        steps::<S>(len, |i, n| {
+        for i in (0..len).step_by(S::W) {
+            let n = S::W.min(len - i);
             let v = S::mul(S::mul(load::<S>(x.add(i), n), inverse), load::<S>(w.add(i), n));
             store::<S>(out.add(i), v, n);
-        });
+        }
     }
 }
 
