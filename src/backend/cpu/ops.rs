@@ -236,7 +236,14 @@ impl Ops {
 
     /// Quantizes `x (n, cols)` into rows `rows` of `to`, and multiplies them by all of `w`: row i of `x` gives row i of `out`.
     /// Concurrent calls must have disjoint rows, and on one `out` disjoint elements.
-    pub fn quantize_and_multiply(&self, w: &Matrix, x: &[f32], rows: Range<usize>, to: Q8Out<'_>, out: Out<'_>) {
+    pub fn quantize_and_multiply(
+        &self,
+        w: &Matrix,
+        x: &[f32],
+        rows: Range<usize>,
+        to: Q8Out<'_>,
+        out: Out<'_>,
+    ) {
         let (n, per_row) = (rows.len(), to.per_row);
         assert!(!w.codec.is_dense() && w.cols == per_row * GROUP && out.holds(n, w.rows));
         assert!(rows.end <= to.rows && x.len() == n * w.cols);

@@ -235,6 +235,10 @@ mod tests {
         let roof = ReadRoof::new(2, 3 << 20).unwrap();
         let roofs = [roof.rate_of_one(), roof.rate()];
         assert!(roofs.len() == 2 && roofs.iter().all(|r| *r > 0.0 && r.is_finite()), "{roofs:?}");
+        for asked in [Duration::ZERO, Duration::from_millis(2)] {
+            let (bytes, took) = roof.turn(asked);
+            assert!(bytes > 0 && bytes.is_multiple_of(3 << 20) && took >= asked, "{bytes} {took:?}");
+        }
         for isa in Isa::available() {
             let only = &[Codec::Q4_0, Codec::F16][..];
             let b = KernelBench { threads: 2, isa, only, prefill_rows: 3, bytes: 1 };

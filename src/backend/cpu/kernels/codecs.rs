@@ -108,6 +108,8 @@ pub trait Codec8 {
     const NIBBLES: bool = false;
     /// Bytes of the codes plane a (tile, group): what is prefetched.
     const CODE_BYTES: usize = 256;
+    /// How far ahead of the codes in use the next ones are fetched, when a tile is read once.
+    const AHEAD_BYTES: usize = super::q8::PREFETCH_BYTES;
 
     /// Codes of columns `4c..4c+4` in register c.
     unsafe fn unpack<S: SimdDot>(p: &PlanePtrs, at: At) -> [S::B; 8];
@@ -357,7 +359,7 @@ codec! {
 }
 codec! {
     /// 6-bit, offset 32, 8-bit scale a half group.
-    Q6K { BITS: u32 = 6, OFFSET: u32 = 5, HALVES: bool = true } S p at half:
+    Q6K { BITS: u32 = 6, OFFSET: u32 = 5, HALVES: bool = true, AHEAD_BYTES: usize = 2560 } S p at half:
     unpack {
         let (mut codes, high) = (nib::<S>(p, at), bit2!(S, p.high, at, 4));
         for c in 0..8 {

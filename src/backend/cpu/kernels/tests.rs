@@ -498,3 +498,26 @@ fn threads_do_not_change_bits() {
         assert_same(&got, &want, "threads");
     }
 }
+
+#[test]
+fn rows_that_their_worker_quantizes_give_the_same_bits() {
+    let mut random = Random(10);
+    for (codec, isa) in [Codec::Q4_0, Codec::Q6K, Codec::Q8_0]
+        .into_iter()
+        .flat_map(|c| Isa::available().into_iter().map(move |i| (c, i)))
+    {
+        let w = matrix(codec, 40, 512, Weights::Random, &mut random);
+        for n in [1, 3, 9] {
+            let x = activations(n, 512, Acts::Random, &mut random);
+            let want = product(Isa::Scalar, &w, &x, n, false);
+            // Rows in the middle of a buffer, to every other row of the output.
+            let (mut q8, mut got) = (Q8Rows::default(), vec![f32::MAX; n * 2 * w.rows]);
+            let to = q8.shape(n + 3, 512);
+            Ops::new(isa).quantize_and_multiply(&w, &x, 2..2 + n, to, Out::new(&mut got, 2 * w.rows));
+            for (i, row) in got.chunks_exact(2 * w.rows).enumerate() {
+                assert_same(&row[..w.rows], &want[i * w.rows..][..w.rows], codec.info().name);
+                assert!(row[w.rows..].iter().all(|v| *v == f32::MAX), "wrote beside its columns");
+            }
+        }
+    }
+}
