@@ -164,9 +164,10 @@ impl Team {
         }
         let next = &self.shared.next.0;
         next.store(0, Ordering::Relaxed); // published by the new epoch
-        // Guided: half of an even share of what is left. Large chunks first, which run along memory undisturbed; small
-        // ones last, so that all end together though cores differ in speed or are disturbed.
-        let end = |start: usize| start + ((units - start) / (2 * workers)).max(min_chunk);
+        // Guided: two thirds of an even share of what is left. Large chunks first, which run along memory undisturbed; small
+        // ones last, so that all end together though cores differ in speed or are disturbed. Each chunk's first tiles wait for
+        // memory: with half of a share, which makes more chunks, decoding took 3 to 6% longer where memory is fast.
+        let end = |start: usize| start + ((units - start) * 2 / (3 * workers)).max(min_chunk);
         self.job(
             &|worker, _| {
                 let take = |start| (start < units).then(|| end(start));

@@ -110,6 +110,8 @@ pub trait Codec8 {
     const CODE_BYTES: usize = 256;
     /// How far ahead of the codes in use the next ones are fetched, when a tile is read once.
     const AHEAD_BYTES: usize = super::q8::PREFETCH_BYTES;
+    /// True if the `d` plane, which then has an f16 a (group, row), is fetched ahead too.
+    const FETCH_SCALES: bool = false;
 
     /// Codes of columns `4c..4c+4` in register c.
     unsafe fn unpack<S: SimdDot>(p: &PlanePtrs, at: At) -> [S::B; 8];
@@ -299,7 +301,7 @@ macro_rules! codec {
 
 codec! {
     /// 4-bit, offset 8.
-    Q4_0 { BITS: u32 = 4, OFFSET: u32 = 3, NIBBLES: bool = true } S p at half:
+    Q4_0 { BITS: u32 = 4, OFFSET: u32 = 3, NIBBLES: bool = true, FETCH_SCALES: bool = true } S p at half:
     unpack nib::<S>(p, at); scale f16s::<S>(p.d, at.group());
 }
 codec! {

@@ -6,11 +6,13 @@
 //! Between the two, from 2 to some 16 rows, arithmetic takes about as long as reading, and both should go on at once: every
 //! pass fetches codes ahead of it, and where a tile takes several passes the first fetches the next tile, so that the later
 //! ones, which find this one in the cache, do not leave memory idle. Scales are a tenth of the bytes, in streams that the
-//! processor's own prefetcher follows. How far ahead hardly matters from 2 to 6 KiB, but for Q6_K, which has three streams: with a
-//! read roof of 60 GB/s for two threads its one-row product is at 86% of the roof with 2.5 KiB and at 80% with 4.
+//! processor's own prefetcher follows, but for Q4_0's: measured on Zen 4 with a read roof of 60 GB/s for two threads, each on a
+//! die of its own, fetching them too takes its one-row product from 83 to 92% of the roof; for the other codecs it changed
+//! nothing, or cost up to 5%. How far ahead hardly matters from 2 to 6 KiB, but for Q6_K, which is at 86% with 2.5 KiB and at 80%
+//! with 4.
 //!
 //! Bytes a weight: those of the codec (4.5 bits for Q4_0). Instructions a weight: `instructions.md`, and the heads of
-//! `avx2.rs`, `avx512.rs` and `neon.rs`. With AVX-512 a (tile, group) of 512 weights takes 48 instructions for one row of
+//! `avx2.rs`, `avx512.rs` and `neon.rs`. With AVX-512 a (tile, group) of 512 weights takes 49 instructions for one row of
 //! Q4_0 and 22 for a row of eight; 12 of them are the dot products, 1 multiplies in f32: with 512-bit units that take one a
 //! cycle of all of these, that is the floor of many rows.
 
@@ -18,7 +20,7 @@ use super::Product;
 use super::codecs::{At, Codec8, Mins, PlanePtrs};
 use super::simd::{LANES, SimdDot};
 use super::vector::Q8Group;
-use crate::format::layout::GROUP;
+use crate::format::layout::{GROUP, TILE_ROWS};
 
 /// Bytes of activations that a sweep over the tiles keeps in the second-level cache.
 const SWEEP_BYTES: usize = 384 << 10;
@@ -106,7 +108,7 @@ pub unsafe fn passes<S: SimdDot, C: Codec8, const MANY: bool>(p: &Product<'_, Q8
     }
 }
 
-/// Rows `i..i+R` with tile `t`; codes `ahead` bytes ahead are fetched.
+/// Rows `i..i+R` with tile `t`; codes `ahead` bytes ahead are fetched, and scales as far.
 ///
 /// # Safety
 /// As [`matmul`]; the rows exist.
@@ -125,6 +127,10 @@ unsafe fn pass<S: SimdDot, C: Codec8, const R: usize>(
         for g in 0..p.w.cols / GROUP {
             for line in (0..C::CODE_BYTES).step_by(64) {
                 S::prefetch(planes.codes().wrapping_add((t * p.per_row + g) * C::CODE_BYTES + ahead + line));
+            }
+            if C::FETCH_SCALES {
+                let group = t * p.per_row + g + ahead / C::CODE_BYTES;
+                S::prefetch(planes.scales().wrapping_add(group * TILE_ROWS * size_of::<u16>()));
             }
             // Written out, here and over rows below: a loop that is not unrolled indexes the sums, which then live in memory.
             let at = |s: usize| At::new(t, g, p.w.cols, s * S::W);
