@@ -89,10 +89,10 @@ Examples:
   tegu bench --kernels=Q4_0 --backend cuda --json --svg roofline.svg
 
 Roof: bytes a second that the threads read from memory and do nothing else: in turns with decode steps that take 20 ms or more,
-each for as long as its step, as memory's speed changes from one moment to the next; for 0.4 s before and after a repetition of
-shorter ones, which may work in a cache. Of roof: the bytes of weights that the decode steps read (experts as counted), each once,
-over that. Of union: at a batch, those bytes a second over batch 1's. J/token is there where a sensor tells the power, and says
-what it is of: a module's rails, or a GPU's board.";
+each for at least as long as its step, as memory's speed changes from one moment to the next; for 0.4 s before and after a
+repetition of shorter ones, which may work in a cache, and where a sensor tells the power, which would see both. Of roof: the bytes
+of weights that the decode steps read (experts as counted), each once, over that. Of union: at a batch, those bytes a second over
+batch 1's. J/token is there where a sensor tells the power, and says what it is of: a module's rails, or a GPU's board.";
 
 /// Decode steps of at least this length take turns with reading the roof; shorter ones may work in a cache that it would empty.
 const TURNS_STEP: Duration = Duration::from_millis(20);
@@ -284,7 +284,9 @@ impl Bench<'_> {
                     let decoded = self.decode(&mut open, meter.filter(|_| rep > 0 && turns))?;
                     (experts, steps) = (experts + decoded.experts, steps + case.tokens);
                     roofs.extend(decoded.roof);
-                    turns |= rep == 0 && decoded.seconds >= TURNS_STEP.as_secs_f64() * case.tokens as f64;
+                    let long = decoded.seconds >= TURNS_STEP.as_secs_f64() * case.tokens as f64;
+                    // Not where power is metered: a sensor is too slow to tell such turns apart.
+                    turns |= rep == 0 && long && self.watch.is_none();
                     decoded.seconds
                 }
             };
@@ -378,10 +380,8 @@ impl Bench<'_> {
             assert_eq!(events.len(), case.batch, "a token of every sequence in each step");
             steps += took;
             if let Some(roof) = roof {
-                self.begin(power::Phase::Idle);
                 let (bytes, time) = roof.turn(took);
                 read = (read.0 + bytes, read.1 + time);
-                self.begin(power::Phase::Decode);
             }
         }
         self.begin(power::Phase::Idle);

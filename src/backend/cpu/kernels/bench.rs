@@ -102,7 +102,7 @@ impl ReadRoof {
         bytes as f64 / took.as_secs_f64()
     }
 
-    /// Reads with all threads for about as long as `time`, in turns with what it is held against: bytes, and what they took.
+    /// Reads with all threads for at least `time`, whole passes, in turns with what it is held against: bytes, and what they took.
     pub fn turn(&self, time: Duration) -> (u64, Duration) {
         self.read_for(&self.team, time)
     }
