@@ -17,7 +17,7 @@ use std::ops::Range;
 
 pub use super::kernels::attend::KvBlock;
 
-/// Activation rows quantized to 12 bits in groups of 32; reused from step to step.
+/// Activation rows quantized to 12 bits in groups of 32; reused from step to step. One row alone lacks what only several need.
 #[derive(Default)]
 pub struct Q8Rows {
     groups: Vec<Q8Group>,
@@ -211,7 +211,7 @@ impl Ops {
         for row in rows {
             // SAFETY: the row is inside `out` and no one else's, by the contract.
             let to = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.per_row), out.per_row) };
-            on!(self.isa, quantize(&x[row * cols..][..cols], to));
+            on!(self.isa, quantize(&x[row * cols..][..cols], to, out.rows > 1));
         }
     }
 
@@ -222,7 +222,7 @@ impl Ops {
         assert!(x.len().is_multiple_of(GROUP) && row < out.rows && first + n <= out.per_row);
         // SAFETY: the groups are inside `out` and no one else's, by the contract.
         let to = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.per_row + first), n) };
-        on!(self.isa, quantize(x, to));
+        on!(self.isa, quantize(x, to, out.rows > 1));
     }
 
     /// `out[i][16t + r] = w[16t + r] · x[rows[i]]` for tiles `tiles` of a quantized `w`, with quantized activations.
@@ -230,6 +230,7 @@ impl Ops {
     pub fn matmul_q8(&self, w: &Matrix, tiles: Range<usize>, x: &Q8Rows, rows: Rows<'_>, out: Out<'_>) {
         assert!(!w.codec.is_dense() && w.cols == x.cols() && tiles.end <= w.tiles());
         assert!(rows.end() <= x.rows && out.holds(rows.len(), w.rows));
+        assert!(rows.len() <= 1 || x.rows > 1, "one row is quantized for products of one row");
         let p = Product { w, tiles, x: &x.groups, per_row: x.groups_per_row, rows, out };
         on!(self.isa, matmul_q8(&p));
     }
@@ -249,7 +250,7 @@ impl Ops {
         assert!(rows.end <= to.rows && x.len() == n * w.cols);
         // SAFETY: the rows are inside `to` and no one else's, by the contract.
         let own = unsafe { std::slice::from_raw_parts_mut(to.ptr.add(rows.start * per_row), n * per_row) };
-        on!(self.isa, quantize(x, own));
+        on!(self.isa, quantize(x, own, to.rows > 1));
         let p = Product { w, tiles: 0..w.tiles(), x: &*own, per_row, rows: Rows::All(n), out };
         on!(self.isa, matmul_q8(&p));
     }

@@ -101,6 +101,8 @@ pub trait Codec8 {
     const BITS: u32;
     /// Log2 of the offset that codes carry (`BITS < 8`); 0 for none.
     const OFFSET: u32 = 0;
+    /// True if scales are of super-blocks of [`SUPER`] columns.
+    const SUPERS: bool = false;
     /// True if each half group has an integer scale.
     const HALVES: bool = false;
     const MINS: Mins = Mins::None;
@@ -135,8 +137,25 @@ pub trait Codec8 {
             (raw, apart)
         }
     }
-    /// The scale: `d` alone if the codec has half-group scales.
-    unsafe fn scale<S: SimdDot>(p: &PlanePtrs, at: At) -> S::F;
+    /// For `SUPERS`, what groups of a super-block share: `d`, and `-dmin` if there are mins.
+    #[inline(always)]
+    unsafe fn shared<S: SimdDot>(p: &PlanePtrs, at: At) -> [S::F; 2] {
+        // SAFETY: by the contract.
+        unsafe {
+            let none = S::splat(0.0);
+            let min = || S::mul(f16s::<S>(p.m, at.sup()), S::splat(-1.0));
+            match (Self::SUPERS, Self::MINS) {
+                (false, _) => [none; 2],
+                (true, Mins::None) => [f16s::<S>(p.d, at.sup()), none],
+                (true, _) => [f16s::<S>(p.d, at.sup()), min()],
+            }
+        }
+    }
+    /// The scale: `d` alone if the codec has half-group scales. `shared` is what [`Codec8::shared`] gives.
+    #[inline(always)]
+    unsafe fn scale<S: SimdDot>(_: &PlanePtrs, _: At, shared: &[S::F; 2]) -> S::F {
+        shared[0]
+    }
     /// Half-group scales.
     #[inline(always)]
     unsafe fn half_scale<S: SimdDot>(p: &PlanePtrs, at: At, half: usize) -> S::I {
@@ -145,7 +164,7 @@ pub trait Codec8 {
     }
     /// The min that is added: of the group, or of a half.
     #[inline(always)]
-    unsafe fn min<S: SimdDot>(_: &PlanePtrs, _: At, _half: usize) -> S::F {
+    unsafe fn min<S: SimdDot>(_: &PlanePtrs, _: At, _half: usize, _shared: &[S::F; 2]) -> S::F {
         // SAFETY: by the contract.
         unsafe { S::splat(0.0) }
     }
@@ -250,25 +269,18 @@ unsafe fn f16s<S: SimdDot>(plane: *const u8, i: usize) -> S::F {
     unsafe { S::load_f16(plane.cast::<u16>().add(i)) }
 }
 
-/// `d * sc` with an unsigned 8-bit scale a group: exact.
+/// A super-block's scale or min times an unsigned 8-bit one of the group: exact.
 #[inline(always)]
-unsafe fn d_sc<S: SimdDot>(d: *const u8, sc: *const u8, at: At) -> S::F {
+unsafe fn times_u8<S: SimdDot>(shared: S::F, plane: *const u8, at: At) -> S::F {
     // SAFETY: by the contract of Codec8.
-    unsafe { S::mul(f16s::<S>(d, at.sup()), S::to_f(S::load_u8(sc.add(at.group())))) }
+    unsafe { S::mul(shared, S::to_f(S::load_u8(plane.add(at.group())))) }
 }
 
-/// `-(dmin * mn)`, exact.
-#[inline(always)]
-unsafe fn k_min<S: SimdDot>(p: &PlanePtrs, at: At) -> S::F {
-    // SAFETY: by the contract of Codec8.
-    unsafe { S::mul(d_sc::<S>(p.m, p.mn, at), S::splat(-1.0)) }
-}
-
-/// Declares table rows: `Name { consts } unpack(S, p, at) expr; scale expr; [half_scale expr;] [min expr;]`.
+/// Declares table rows: `Name { consts } S p at half shared: unpack expr; [scale expr;] [half_scale expr;] [min expr;]`.
 macro_rules! codec {
     ($(#[$doc:meta])* $Name:ident { $($const:ident: $T:ty = $value:expr),* }
-     $S:ident $p:ident $at:ident $half:ident:
-     unpack $unpack:expr; scale $scale:expr; $(half_scale $hs:expr;)? $(min $min:expr;)?) => {
+     $S:ident $p:ident $at:ident $half:ident $shared:ident:
+     unpack $unpack:expr; $(scale $scale:expr;)? $(half_scale $hs:expr;)? $(min $min:expr;)?) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         pub struct $Name;
@@ -279,19 +291,20 @@ macro_rules! codec {
                 // SAFETY: by the contract of Codec8.
                 unsafe { $unpack }
             }
-            #[inline(always)]
-            unsafe fn scale<$S: SimdDot>($p: &PlanePtrs, $at: At) -> $S::F {
+            $(#[inline(always)]
+            unsafe fn scale<$S: SimdDot>($p: &PlanePtrs, $at: At, $shared: &[$S::F; 2]) -> $S::F {
+                let _ = $shared; // many codecs have no super-blocks
                 // SAFETY: by the contract of Codec8.
                 unsafe { $scale }
-            }
+            })?
             $(#[inline(always)]
             unsafe fn half_scale<$S: SimdDot>($p: &PlanePtrs, $at: At, $half: usize) -> $S::I {
                 // SAFETY: by the contract of Codec8.
                 unsafe { $hs }
             })?
             $(#[inline(always)]
-            unsafe fn min<$S: SimdDot>($p: &PlanePtrs, $at: At, $half: usize) -> $S::F {
-                let _ = $half; // most codecs have one min a group
+            unsafe fn min<$S: SimdDot>($p: &PlanePtrs, $at: At, $half: usize, $shared: &[$S::F; 2]) -> $S::F {
+                let _ = ($half, $shared); // most codecs have one min a group
                 // SAFETY: by the contract of Codec8.
                 unsafe { $min }
             })?
@@ -301,28 +314,28 @@ macro_rules! codec {
 
 codec! {
     /// 4-bit, offset 8.
-    Q4_0 { BITS: u32 = 4, OFFSET: u32 = 3, NIBBLES: bool = true, FETCH_SCALES: bool = true } S p at half:
+    Q4_0 { BITS: u32 = 4, OFFSET: u32 = 3, NIBBLES: bool = true, FETCH_SCALES: bool = true } S p at half shared:
     unpack nib::<S>(p, at); scale f16s::<S>(p.d, at.group());
 }
 codec! {
     /// 4-bit with min.
-    Q4_1 { BITS: u32 = 4, MINS: Mins = Mins::Group, NIBBLES: bool = true } S p at half:
+    Q4_1 { BITS: u32 = 4, MINS: Mins = Mins::Group, NIBBLES: bool = true } S p at half shared:
     unpack nib::<S>(p, at); scale f16s::<S>(p.d, at.group()); min f16s::<S>(p.m, at.group());
 }
 codec! {
     /// 5-bit, offset 16.
-    Q5_0 { BITS: u32 = 5, OFFSET: u32 = 4 } S p at half:
+    Q5_0 { BITS: u32 = 5, OFFSET: u32 = 4 } S p at half shared:
     unpack with_bit1!(S, p, at, nib::<S>(p, at), 4); scale f16s::<S>(p.d, at.group());
 }
 codec! {
     /// 5-bit with min.
-    Q5_1 { BITS: u32 = 5, MINS: Mins = Mins::Group } S p at half:
+    Q5_1 { BITS: u32 = 5, MINS: Mins = Mins::Group } S p at half shared:
     unpack with_bit1!(S, p, at, nib::<S>(p, at), 4); scale f16s::<S>(p.d, at.group());
     min f16s::<S>(p.m, at.group());
 }
 codec! {
     /// 8-bit, stored plus 128.
-    Q8_0 { BITS: u32 = 8, CODE_BYTES: usize = 512 } S p at half:
+    Q8_0 { BITS: u32 = 8, CODE_BYTES: usize = 512 } S p at half shared:
     unpack {
         let base = p.codes.add(at.tile_group * 512 + 4 * at.row);
         let flip = S::splat_b(if S::SIGNED_BYTES { 0x80 } else { 0 });
@@ -336,32 +349,40 @@ codec! {
 }
 codec! {
     /// 2-bit, 4-bit scale and min a half group.
-    Q2K { BITS: u32 = 2, HALVES: bool = true, MINS: Mins = Mins::Half, CODE_BYTES: usize = 128 } S p at half:
-    unpack bit2!(S, p.codes, at, 0); scale f16s::<S>(p.d, at.sup());
+    Q2K {
+        SUPERS: bool = true,
+        BITS: u32 = 2,
+        HALVES: bool = true,
+        MINS: Mins = Mins::Half,
+        CODE_BYTES: usize = 128
+    } S p at half shared:
+    unpack bit2!(S, p.codes, at, 0);
     half_scale S::low_nibble_i(S::load_u8(p.sc.add(at.half(half))));
     min {
         let mn = S::to_f(S::high_nibble_i(S::load_u8(p.sc.add(at.half(half)))));
-        S::mul(S::mul(f16s::<S>(p.m, at.sup()), mn), S::splat(-1.0))
+        S::mul(shared[1], mn)
     };
 }
 codec! {
     /// 3-bit, offset 4, 8-bit scale a half group.
-    Q3K { BITS: u32 = 3, OFFSET: u32 = 2, HALVES: bool = true, CODE_BYTES: usize = 128 } S p at half:
-    unpack with_bit1!(S, p, at, bit2!(S, p.codes, at, 0), 2); scale f16s::<S>(p.d, at.sup());
+    Q3K { SUPERS: bool = true, BITS: u32 = 3, OFFSET: u32 = 2, HALVES: bool = true, CODE_BYTES: usize = 128 } S p at half shared:
+    unpack with_bit1!(S, p, at, bit2!(S, p.codes, at, 0), 2);
 }
 codec! {
     /// 4-bit, scale and min a group in 8-bit codes.
-    Q4K { BITS: u32 = 4, MINS: Mins = Mins::Group, NIBBLES: bool = true } S p at half:
-    unpack nib::<S>(p, at); scale d_sc::<S>(p.d, p.sc, at); min k_min::<S>(p, at);
+    Q4K { SUPERS: bool = true, BITS: u32 = 4, MINS: Mins = Mins::Group, NIBBLES: bool = true } S p at half shared:
+    unpack nib::<S>(p, at); scale times_u8::<S>(shared[0], p.sc, at);
+    min times_u8::<S>(shared[1], p.mn, at);
 }
 codec! {
     /// 5-bit, the same.
-    Q5K { BITS: u32 = 5, MINS: Mins = Mins::Group } S p at half:
-    unpack with_bit1!(S, p, at, nib::<S>(p, at), 4); scale d_sc::<S>(p.d, p.sc, at); min k_min::<S>(p, at);
+    Q5K { SUPERS: bool = true, BITS: u32 = 5, MINS: Mins = Mins::Group } S p at half shared:
+    unpack with_bit1!(S, p, at, nib::<S>(p, at), 4); scale times_u8::<S>(shared[0], p.sc, at);
+    min times_u8::<S>(shared[1], p.mn, at);
 }
 codec! {
     /// 6-bit, offset 32, 8-bit scale a half group.
-    Q6K { BITS: u32 = 6, OFFSET: u32 = 5, HALVES: bool = true, AHEAD_BYTES: usize = 2560 } S p at half:
+    Q6K { SUPERS: bool = true, BITS: u32 = 6, OFFSET: u32 = 5, HALVES: bool = true, AHEAD_BYTES: usize = 2560 } S p at half shared:
     unpack {
         let (mut codes, high) = (nib::<S>(p, at), bit2!(S, p.high, at, 4));
         for c in 0..8 {
@@ -369,21 +390,21 @@ codec! {
         }
         codes
     };
-    scale f16s::<S>(p.d, at.sup());
+
 }
 codec! {
     /// 4-bit index into a table.
-    Iq4Nl { BITS: u32 = 8 } S p at half:
+    Iq4Nl { BITS: u32 = 8 } S p at half shared:
     unpack table::<S>(p, at, &IQ4_VALUES); scale f16s::<S>(p.d, at.group());
 }
 codec! {
     /// The same with a signed 8-bit scale a group.
-    Iq4Xs { BITS: u32 = 8 } S p at half:
+    Iq4Xs { SUPERS: bool = true, BITS: u32 = 8 } S p at half shared:
     unpack table::<S>(p, at, &IQ4_VALUES);
-    scale S::mul(f16s::<S>(p.d, at.sup()), S::to_f(S::load_i8(p.sc.add(at.group()))));
+    scale S::mul(shared[0], S::to_f(S::load_i8(p.sc.add(at.group()))));
 }
 codec! {
     /// 4-bit floats with a power of two a group.
-    Mxfp4 { BITS: u32 = 8 } S p at half:
+    Mxfp4 { BITS: u32 = 8 } S p at half shared:
     unpack table::<S>(p, at, &MXFP4_VALUES); scale S::load_e8m0_half(p.d.add(at.group()));
 }

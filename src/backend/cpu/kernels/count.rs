@@ -9,7 +9,7 @@
 //! same through tools/cross-aarch64.sh) writes the measured numbers into all of these files.
 
 use crate::backend::cpu::Isa;
-use crate::backend::cpu::kernels::simd::SimdDot;
+use crate::backend::cpu::kernels::simd::{Simd, SimdDot};
 use crate::format::Codec;
 use crate::format::layout::{GROUP, TILE_ROWS};
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ fn targets() -> Vec<Target> {
             rows: super::avx2::Avx2::ROWS_Q8,
             dot: "vpmaddubsw",
             register_bytes: 32,
-            coupled: <super::avx2::Avx2 as SimdDot>::COUPLED,
+            coupled: <super::avx2::Avx2 as Simd>::COUPLED,
             file: "avx2.rs",
         },
         Target {
@@ -66,7 +66,7 @@ fn targets() -> Vec<Target> {
             rows: super::avx512::Avx512::ROWS_Q8,
             dot: "vpdpbusd",
             register_bytes: 64,
-            coupled: <super::avx512::Avx512 as SimdDot>::COUPLED,
+            coupled: <super::avx512::Avx512 as Simd>::COUPLED,
             file: "avx512.rs",
         },
     ];
@@ -77,7 +77,7 @@ fn targets() -> Vec<Target> {
         rows: super::neon::NeonDot::ROWS_Q8,
         dot: "sdot",
         register_bytes: 16,
-        coupled: <super::neon::NeonDot as SimdDot>::COUPLED,
+        coupled: <super::neon::NeonDot as Simd>::COUPLED,
         file: "neon.rs",
     }];
     #[allow(unreachable_code)] // no kernels on other architectures

@@ -242,10 +242,11 @@ unsafe fn decode<S: SimdDot, C: Codec8>(planes: &PlanePtrs, at: At, out: *mut f3
     // SAFETY: by the contract.
     unsafe {
         let codes = C::unpack::<S>(planes, at);
-        let d = C::scale::<S>(planes, at);
+        let shared = C::shared::<S>(planes, at);
+        let d = C::scale::<S>(planes, at, &shared);
         for half in 0..2 {
             let scale = if C::HALVES { S::mul(d, S::to_f(C::half_scale::<S>(planes, at, half))) } else { d };
-            let min = C::min::<S>(planes, at, half);
+            let min = C::min::<S>(planes, at, half, &shared);
             for c in 4 * half..4 * half + 4 {
                 let columns = [
                     code::<S, C, 0>(codes[c]),

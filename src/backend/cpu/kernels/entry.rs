@@ -10,7 +10,7 @@ macro_rules! entries {
         use crate::backend::cpu::kernels::vector::{self, Q8Group};
 
         entries!(@ $S, ($($features)?)
-            vector::quantize[](x: &[f32], out: &mut [Q8Group]) -> ();
+            vector::quantize[](x: &[f32], out: &mut [Q8Group], apart: bool) -> ();
             vector::rms_norm[](x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> ();
             vector::rms_norm_in_place[](x: &mut [f32], weight: &[f32], eps: f32) -> ();
             vector::add[](x: &[f32], y: &mut [f32]) -> ();

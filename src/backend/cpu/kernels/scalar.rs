@@ -118,18 +118,18 @@ fn dot_q8(w: &Matrix, t: usize, r: usize, x: &[Q8Group]) -> f32 {
         let products: [i32; GROUP] = std::array::from_fn(|k| group.codes[k] * x.code(k));
         let sum = |half: usize| products[16 * half..][..16].iter().sum::<i32>();
         match group.half_scales {
-            None => acc = (group.scale * x.d).mul_add((sum(0) + sum(1)) as f32, acc),
+            None => acc = (group.scale * x.d()).mul_add((sum(0) + sum(1)) as f32, acc),
             Some(half_scales) => {
                 for (half, sc) in half_scales.into_iter().enumerate() {
-                    acc = (group.scale * sc as f32 * x.d).mul_add(sum(half) as f32, acc);
+                    acc = (group.scale * sc as f32 * x.d()).mul_add(sum(half) as f32, acc);
                 }
             }
         }
         match group.mins {
             None => {}
             Some(mins) if w.codec == Codec::Q2K => {
-                acc = mins[0].mul_add(x.half_d[0], acc);
-                acc = mins[1].mul_add(x.half_d[1], acc);
+                acc = mins[0].mul_add(x.apart.half_d[0], acc);
+                acc = mins[1].mul_add(x.apart.half_d[1], acc);
             }
             Some(mins) => acc = mins[0].mul_add(x.sum_d, acc),
         }

@@ -15,6 +15,9 @@ pub trait Simd: Copy {
     const W: usize;
     /// Vector registers there are.
     const REGISTERS: usize = 32;
+    /// True if products multiply by coupled codes ([`Q8Group`](super::vector::Q8Group)), for which
+    /// [`SimdDot::dot_coupled`] must beat two dot products a column.
+    const COUPLED: bool = false;
     /// Registers that hold 16 lanes.
     const SUBS: usize = LANES / Self::W;
     /// `W` f32.
@@ -112,8 +115,6 @@ pub trait SimdDot: Simd {
     unsafe fn dot4<const BITS: u32>(acc: Self::I, w: [Self::B; 4], x: *const i8) -> Self::I;
     /// The same over c < 8.
     unsafe fn dot8<const BITS: u32>(acc: Self::I, w: &[Self::B; 8], x: *const i8) -> Self::I;
-    /// True if [`Self::dot_coupled`] beats two dot products a column.
-    const COUPLED: bool = false;
     /// 4-bit codes with coupled activations: `raw[c]` holds the code of column `4c+b` in the low and that of `16+4c+b` in the
     /// high half of byte `4i+b`; `apart[c]` holds the one times 16, `apart[4+c]` the other. Lane i: the sum over all 32
     /// columns of code times activation code, added to `acc`.
@@ -124,6 +125,16 @@ pub trait SimdDot: Simd {
         x: &super::vector::Q8Group,
     ) -> Self::I {
         let _ = (acc, raw, apart, x);
+        unreachable!("asked of an instruction set that does not couple")
+    }
+    /// The same from `raw` alone: fewer instructions for one row, more for several that share `apart`.
+    unsafe fn dot_coupled_once(acc: Self::I, raw: &[Self::B; 4], x: &super::vector::Q8Group) -> Self::I {
+        let _ = (acc, raw, x);
+        unreachable!("asked of an instruction set that does not couple")
+    }
+    /// `acc` plus `by[0]` times the first and `by[1]` times the second of `Q8Group::neg_half`, where codes are coupled.
+    unsafe fn add_halves(acc: Self::I, x: &super::vector::Q8Group, by: [i16; 2]) -> Self::I {
+        let _ = (acc, x, by);
         unreachable!("asked of an instruction set that does not couple")
     }
     /// True if additions have ports beside those that dot products and multiplications share: an integer that starts at

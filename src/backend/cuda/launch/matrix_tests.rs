@@ -187,7 +187,7 @@ fn quantized_rows_are_the_cpus() {
         let want = &q.row(i / 3)[i % 3];
         let bytes: Vec<u8> = got.iter().flat_map(|w| w.to_le_bytes()).collect();
         let d = f32::from_bits(got[19]);
-        assert!(d == want.d || d.is_nan() && want.d.is_nan(), "group {i}: {d:e} is not {:e}", want.d);
+        assert!(d == want.d() || d.is_nan() && want.d().is_nan(), "group {i}: {d:e} is not {:e}", want.d());
         if d.is_nan() {
             continue;
         }
@@ -196,7 +196,7 @@ fn quantized_rows_are_the_cpus() {
         let code = |c: usize| 64 * i32::from(bytes[at(c)] as i8) + i32::from(bytes[8 + at(c)] as i8);
         assert!((0..32).all(|c| code(c) == want.code(c)), "group {i}");
         let sums: Vec<i32> = got[16..19].iter().map(|s| *s as i32).collect();
-        let halves = want.neg_half.map(|s| -s);
+        let halves = want.neg_half.map(|s| -i32::from(s));
         assert_eq!(sums, [halves[0], halves[1], halves[0] + halves[1]], "group {i}");
     }
 }
