@@ -85,7 +85,7 @@ impl Q8Group {
 /// `d` times a weight's scale, 2^-24..=2^24, must stay a normal number, so that it does not matter what is multiplied first.
 const AMAX_TINY: f32 = f32::from_bits((127 - 80) << 23);
 const AMAX_HUGE: f32 = f32::from_bits((127 + 100) << 23);
-/// 1.5 * 2^23: adding it rounds half to even, and what was added to its bits is then the rounded integer.
+/// 1.5 * 2^23: adding it rounds half to even and leaves the rounded integer in the low bits.
 const MAGIC: f32 = 12_582_912.0;
 /// The largest code; see [`Q8Group`].
 pub const CODE_MAX: f32 = 1904.0;
@@ -136,8 +136,6 @@ pub unsafe fn store<S: Simd>(p: *mut f32, v: S::F, lanes: usize) {
 /// The instruction set is available.
 #[inline(always)]
 pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
-    /// 1.5 * 2^23: adding it leaves the rounded integer in the low bits.
-    const MAGIC: f32 = 12_582_912.0;
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     const COEFFICIENTS: [f32; 6] =
