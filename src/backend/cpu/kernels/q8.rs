@@ -34,7 +34,12 @@ pub const PREFETCH_BYTES: usize = 4096;
 #[inline(always)]
 pub unsafe fn matmul<S: SimdDot, C: Codec8>(p: &Product<'_, Q8Group>) {
     let planes = PlanePtrs::of(p.w);
-    let group_bytes = if S::COUPLED { size_of::<Q8Group>() - size_of::<Apart>() } else { size_of::<Apart>() };
+    // What passes with several rows read of a group: the coupled line, its other form, or where halves need it both.
+    let group_bytes = match (S::COUPLED, C::HALVES) {
+        (true, false) => size_of::<Q8Group>() - size_of::<Apart>(),
+        (true, true) => size_of::<Q8Group>(),
+        (false, _) => size_of::<Apart>(),
+    };
     let row_bytes = p.per_row * group_bytes;
     let sweep = (SWEEP_BYTES / row_bytes.max(1)).max(S::ROWS_Q8) / S::ROWS_Q8 * S::ROWS_Q8;
     let n = p.rows.len();
